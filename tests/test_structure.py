@@ -41,7 +41,7 @@ BROAD_EXCEPTS: Final = {
 }
 DECODES_SCANS: Final = {
     # an answer whose history cannot be read is an error
-    "providers/responses/store/conversation_items.py load_conversation_history",
+    "providers/responses/store/conversation_items.py load_conversation_items",
     "providers/responses/store/history.py _load_turns",
     # one record of another key
     "providers/batches/workers.py _list_blocks",

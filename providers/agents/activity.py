@@ -25,7 +25,8 @@ from providers.agents.response_ends import end_responses
 from providers.agents.sessions import messages_to_json
 from providers.agents.store import SessionStore
 from providers.agents.subagents.records import show_subagent
-from providers.agents.transition import Transition, show_turn
+from providers.agents.transition import Transition
+from providers.agents.views import show_turn
 from providers.common.fair_turns import current_turn
 from providers.common.state.scan import list_page, read_page, report_damaged
 

@@ -27,15 +27,11 @@ from providers.agents.deliveries import TargetDeliverer
 from providers.agents.descriptions import Json, apply_to_chat, apply_to_response
 from providers.agents.environments import EnvironmentQueue, HostedEnvironments, QueueTimes
 from providers.agents.invocations import AutomationQueue
-from providers.agents.records import SessionRef
 from providers.agents.sessions import StoredSessions
 from providers.agents.store import SessionStore
 from providers.agents.targets import build_session_request
 from providers.agents.turns import TurnQueue
-from providers.common.jobs import JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
-
-_CLOSE_TIMEOUT_S = 3.0
 
 
 class StoredAgents(Provider):
@@ -81,9 +77,8 @@ class StoredAgents(Provider):
         self._tenants = tenants
         self._sign = WorkerSign(kv_store, config.lease_s)
         self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
-        self._jobs: LeasedJobs[SessionRef, JobRecord] | None = None
+        self._turns: TurnQueue | None = None
         self.definitions = StoredDefinitions(kv_store, vaults, config.max_agents)
-        self._store.wake_worker = self._wake
         self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, vaults)
         self.activity = SessionActivity(self._store, responses)
         self.automations = StoredAutomations(
@@ -115,9 +110,9 @@ class StoredAgents(Provider):
         )
         queue.environments = self.environments
         queue.end_deletion = self.sessions.end_deletion
-        self._jobs = LeasedJobs(queue, self._sign, config.poll_s)
+        self._turns = queue
         self._sign.start()
-        self._jobs.start()
+        queue.start(self._sign, config.poll_s)
         if self.environments is not None and self._containers is not None:
             self._environment_queue = EnvironmentQueue(
                 self.environments,
@@ -146,8 +141,8 @@ class StoredAgents(Provider):
     async def _stop_jobs(self) -> None:
         if self._automation_queue is not None:
             await self._automation_queue.close()
-        if self._jobs is not None:
-            await self._jobs.close(_CLOSE_TIMEOUT_S)
+        if self._turns is not None:
+            await self._turns.close()
         if self._environment_queue is not None:
             await self._environment_queue.close()
 
@@ -203,7 +198,3 @@ class StoredAgents(Provider):
     def _wake_environments(self) -> None:
         if self._environment_queue is not None:
             self._environment_queue.wake()
-
-    def _wake(self) -> None:
-        if self._jobs is not None:
-            self._jobs.wake()

@@ -4,7 +4,8 @@ Items of types that the Agents API does not have, such as lists of tools, are le
 it is whole, because a client runs it at once.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -18,23 +19,43 @@ from providers.agents.commands import (
     end_output,
     show_output,
 )
-from providers.agents.records import Json
+from providers.agents.records import ActiveTurn, Json
 from providers.agents.subagents.tools import add_call
 from providers.agents.transition import Transition
 
 _STATUSES: Final = {"searching": "in_progress", "calling": "in_progress"}
 
 
-def is_shown(event: LoggedEvent) -> bool:
-    """Return False for an event of a response that a session does not show."""
-    return event.type in _EVENTS
+def show_events(transition: Transition, batch: Sequence[LoggedEvent]) -> bool:
+    """Show the events of the turn's response that have not been shown; return False if there are none. Deltas of one
+    text that come together become one event."""
+    turn = transition.turn
+    events = [fields for event in batch if event.type in _EVENTS and _is_new(fields := orjson.loads(event.data), turn)]
+    for event in _join_deltas(events):
+        _EVENTS[event["type"]](transition, event)
+        turn.last_event, turn.is_started = event["sequence_number"], True
+    return bool(events)
 
 
-def apply_event(transition: Transition, event: Json) -> None:
-    """Show an event of the turn's response."""
-    apply = _EVENTS.get(event["type"])
-    if apply is not None:
-        apply(transition, event)
+def _is_new(event: Json, turn: ActiveTurn) -> bool:
+    return event["sequence_number"] > turn.last_event
+
+
+def _join_deltas(events: Sequence[Json]) -> Iterator[Json]:
+    """Yield the events, those in a row that are deltas of one text as one, which has the number of the last of them."""
+    for place, group in itertools.groupby(events, _find_text):
+        if place is None:
+            yield from group
+        else:
+            deltas = list(group)
+            yield {**deltas[-1], "delta": "".join(event["delta"] for event in deltas)}
+
+
+def _find_text(event: Json) -> tuple[Any, ...] | None:
+    """Return what names the text of a delta; None for any other event."""
+    if event["type"] not in _TEXT_DELTAS:
+        return None
+    return tuple(event.get(name) for name in ("type", "item_id", "content_index", "summary_index"))
 
 
 def complete_items(transition: Transition, items: list[Json]) -> None:
@@ -208,6 +229,9 @@ _ITEMS: Final[Mapping[str, Callable[[Json], Json]]] = {
     "mcp_call": _show_mcp_call,
     "web_search_call": _show_web_search,
 }
+_TEXT_DELTAS: Final = frozenset(
+    ("response.output_text.delta", "response.refusal.delta", "response.reasoning_summary_text.delta")
+)
 _EVENTS: Final[Mapping[str, Callable[[Transition, Json], None]]] = {
     "response.output_item.added": _begin_item,
     "response.output_item.done": _end_item,

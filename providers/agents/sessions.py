@@ -117,13 +117,13 @@ class StoredSessions:
         transition.put(ref.session_key, encode_record(record), None, ABSENT)
         if messages:
             transition.begin_turn(messages, key_id)
-        if await self._kv.write([*await self._store.build_ops(transition, key), *secrets, *more]) is None:
+        visible_session = transition.show_session()
+        if not await self._store.write(transition, key, [*secrets, *more]):
             await conversations.delete(record.conversation_id, tenant=tenant)
             return await self.create(request, agent, tenant=tenant, key_id=key_id, key=key)
         if self.environments is not None and record.environment_id:
             self.environments.wake()
-        self._store.announce(transition)
-        return transition.show_session()
+        return visible_session
 
     async def _prepare_environment(self, environment: SessionEnvironment, tenant: str) -> tuple[Json, Json]:
         """Return the stored and the visible fields of a new environment; none for any other."""

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 import orjson
 
 from apis.agents.sessions import RequestKey
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
+from apis.fair_share import Place
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import Webhooks
@@ -24,7 +25,7 @@ from providers.agents.records import (
     once_key,
 )
 from providers.agents.transition import Transition
-from providers.common.state.change import repeat_until_true, write_prepared
+from providers.common.state.change import repeat_until_true
 from providers.common.state.event_logs import LogReader, LogWakeups
 from providers.common.state.scan import skipping_damaged
 
@@ -44,6 +45,23 @@ class _Writers:
         self.last: object = None
 
 
+class TurnDrivers(Protocol):
+    """The workers of this process that drive turns."""
+
+    def wake(self) -> None:
+        """Look for turns to drive now."""
+        ...
+
+    def reserve(self, session: Transition) -> Place | None:
+        """Return a place for the turn that the change lets go on; None if it does not, or there is no place for it."""
+        ...
+
+    async def write(self, session: Transition, ops: Sequence[Op], place: Place) -> list[int] | None:
+        """Write the change, and drive the turn from now on. Return the versions of `ops`; None if they were not
+        written."""
+        ...
+
+
 class SessionStore:
     """The sessions of one store. Events are deleted `event_ttl_s` after they were written."""
 
@@ -52,8 +70,8 @@ class SessionStore:
         self._webhooks = webhooks
         self._event_ttl_s = event_ttl_s
         self.logs = LogReader(kv, LogWakeups())
-        self.wake_worker: Callable[[], None] = lambda: None
-        """Has a worker of this process look for turns to drive."""
+        self.drivers: TurnDrivers | None = None
+        """None where this process drives no turns."""
         self._writers: WeakValueDictionary[tuple[str, str], _Writers] = WeakValueDictionary()
 
     def find_writers(self, ref: SessionRef) -> _Writers:
@@ -153,23 +171,40 @@ class SessionStore:
         Overloaded, and what `edit` raises."""
         changed: Transition | None = None
 
-        async def prepare() -> Sequence[Op] | None:
+        async def attempt() -> bool:
             nonlocal changed
+            changed = None
             if await self.find_keyed(ref.tenant, key):
-                return None
-            changed = await self.load(ref)
-            changed.touch()
-            if not await edit(changed):
-                return None
-            return await self.build_ops(changed, key)
+                return True
+            session = await self.load(ref)
+            session.touch()
+            if not await edit(session):
+                return True
+            writers.last = None
+            if not await self.write(session, key):
+                return False
+            changed = session
+            return True
 
         writers = self.find_writers(ref)
         async with writers.lock:
-            if not await write_prepared(self.kv, prepare) or changed is None:
-                return None
-            writers.last = None
-        self.announce(changed)
+            await repeat_until_true(attempt)
         return changed
+
+    async def write(self, session: Transition, key: RequestKey | None = None, more: Sequence[Op] = ()) -> bool:
+        """Write a change with `more`, and announce it; return False if it was not written, because something changed
+        meanwhile. A turn that it lets go on is driven by this process from now on, if it has a place."""
+        place = None if self.drivers is None else self.drivers.reserve(session)
+        ops = [*await self.build_ops(session, key), *more]
+        if self.drivers is None or place is None:
+            versions = await self.kv.write(ops)
+        else:
+            versions = await self.drivers.write(session, ops, place)
+        if versions is None:
+            return False
+        self.announce(session, is_driven=place is not None)
+        session.root.settle(versions)
+        return True
 
     async def build_ops(self, transition: Transition, key: RequestKey | None = None) -> list[Op]:
         """Return the operations that write a change, with those of its webhooks and of the key of its request."""
@@ -181,16 +216,17 @@ class SessionStore:
         transition.has_deliveries = bool(deliveries)
         return [*ops, *deliveries]
 
-    def announce(self, transition: Transition) -> None:
-        """Wake the readers of a change that was written, its webhooks, and a worker that it has work for."""
+    def announce(self, transition: Transition, *, is_driven: bool = False) -> None:
+        """Wake the readers of a change that was written, its webhooks, and a worker that it has work for, unless this
+        process `is_driven` by it already."""
         transition = transition.root
         number, batch = transition.event_batch()
         if batch:
             self.logs.wakeups.wake(transition.ref.id, number, batch)
         if transition.has_deliveries:
             self._webhooks.wake()
-        if transition.has_work:
-            self.wake_worker()
+        if transition.has_work and not is_driven and self.drivers is not None:
+            self.drivers.wake()
 
     async def read_inputs(self, session: Transition) -> list[Json]:
         """Return the items that the present response of the turn reads."""
@@ -215,12 +251,15 @@ class HeldSession:
     """A session whose turn this process drives: it is read again only where another writer has changed it. What an edit
     leaves unwritten stays in memory, for the next one."""
 
-    def __init__(self, store: SessionStore, ref: SessionRef) -> None:
+    def __init__(self, store: SessionStore, ref: SessionRef, session: Transition | None = None) -> None:
+        """`session` is the one that this process writes now, if it does."""
         self.ref = ref
         self._store = store
         self._writers = store.find_writers(ref)
         self._mark = object()
-        self._session: Transition | None = None
+        self._session = session
+        if session is not None:
+            self._writers.last = self._mark
 
     async def load(self) -> Transition:
         """Return the session as it was last read or written here. Raises AgentNotFound."""

@@ -17,7 +17,6 @@ from apis.errors import Conflict
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Op, Put
 from apis.storage.records import encode_record
-from providers.agents.descriptions import show_tools
 from providers.agents.records import (
     JOB_PREFIX,
     Action,
@@ -33,6 +32,7 @@ from providers.agents.records import (
     TurnRecord,
     TurnStatus,
 )
+from providers.agents.views import show_session, show_turn
 from providers.common.jobs import JobRecord
 from providers.common.state.event_logs import batch_key, encode_line
 
@@ -109,6 +109,11 @@ class Transition:
     def has_changes(self) -> bool:
         """True once there is something to write."""
         return bool(self.lines or self.ops)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the change lets a turn of the session begin or go on."""
+        return self.root is self and isinstance(self.ops.get(self.ref.job_key), Put)
 
     @property
     def has_work(self) -> bool:
@@ -408,7 +413,7 @@ class Transition:
     def show_session(self) -> Json:
         """Return the session as the API shows it."""
         required = self._list_required() if self.state.status == "requires_action" else []
-        return _show_session(self.ref, self.record, self.state, required)
+        return show_session(self.ref, self.record, self.state, required)
 
     def _list_required(self) -> list[Json]:
         """Return the calls that wait for the client."""
@@ -442,50 +447,6 @@ class Transition:
         self.emit(f"{_SESSION}.{name}", session=self.show_session())
         if name != "requires_action":  # whose webhook names the action
             self.webhooks.append((f"{_SESSION}.{name}", {}))
-
-
-def _show_session(ref: SessionRef, record: StoredSession, state: SessionState, required: Sequence[Json]) -> Json:
-    agent = {name: value for name, value in record.agent.items() if name != "metadata"}
-    return {
-        "id": ref.id,
-        "object": "agent.session",
-        "agent": {**agent, "id": record.agent_id, "tools": show_tools(agent["tools"], in_session=True)},
-        "environment": show_session_environment(record),
-        "status": state.status,
-        "required_actions": required,
-        "usage": None if state.usage is None else state.usage.show(),
-        "error": state.error,
-        "metadata": record.metadata,
-        "vault_ids": record.vault_ids,
-        "review": record.review,
-        "prompt_cache_options": None if record.cache_ttl is None else {"ttl": record.cache_ttl},
-        "created_at": record.created_at,
-        "last_active_at": state.last_active_at,
-    }
-
-
-def show_session_environment(record: StoredSession) -> Json:
-    """Return the environment of a session as the API shows it."""
-    return {"type": "none"} if record.environment is None else {**record.environment, "id": record.environment_id}
-
-
-def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) -> Json:
-    """Return a turn as the API shows it."""
-    return {
-        "id": turn_id,
-        "object": "agent.session.turn",
-        "session_id": ref.id,
-        "agent_id": agent_id,
-        "subagent_id": ref.subagent_id or None,
-        "status": record.status,
-        "error": record.error,
-        "usage": None if record.usage is None else record.usage.show(),
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "completed_at": record.completed_at,
-        "sequence_number": record.first_event,
-        "prompt_cache_options": None if record.cache_ttl is None else {"ttl": record.cache_ttl},
-    }
 
 
 def _cancelled_answer(action: Action) -> Json:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import ExitStack, aclosing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
@@ -233,6 +233,10 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         self._last_turns: dict[str, int] = {}
         self._running: dict[str, tuple[asyncio.Task[None], Claim[SubjectT, RecordT]]] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._may_have_more = True
+        """The end of a job is a reason to look for more: the last look has found some, or one was given back."""
+        self._has_waiting = False
+        """The last look has left jobs that wait for a place."""
         self.is_stopping = False
         """Once true, no more jobs are claimed."""
 
@@ -291,6 +295,33 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
                 _log.warning("%s wait: %s", self._queue.title, exc.message)
             await wait_for_tick(self._wakeup, self._poll_s)
 
+    def reserve(self, job: Job[SubjectT]) -> Place | None:
+        """Return a place for a job that is about to be added, for `start_new`; None if this process has none, or others
+        wait for one."""
+        if self.is_stopping or self._has_waiting or job.lease_key in self._running:
+            return None
+        return self._places.try_acquire(job.tenant)
+
+    async def start_new(self, job: Job[SubjectT], record: RecordT, ops: Sequence[Op], place: Place) -> list[int] | None:
+        """Write `ops`, which add the job with its record, and claim it in the same write, to be run in the place.
+        Return the versions of `ops`; None if one of their conditions did not hold, or the lease of the job is held."""
+        with ExitStack() as places:
+            places.enter_context(place)
+            record.begin_attempt(self._sign.name)
+            put = Put(job.key, encode_record(record), self._queue.find_record_life_s(job, record))
+            lease = Lease(self._kv, job.lease_key, job.lease_s, holder=self._sign.name)
+            versions = await lease.acquire([put if op.key == job.key else op for op in ops], durable=True)
+            if versions is None:
+                return None
+            version = versions[[op.key for op in ops].index(job.key)]
+            claim = Claim(replace(job, entry=Entry(put.value, version)), record, lease, version)
+            if self.is_stopping:
+                await self._give_back(claim, 0)
+            else:
+                self.start_job(claim, place)
+                places.pop_all()
+            return versions
+
     async def _look(self) -> None:
         began_at = monotonic()
         waiting = await self._list_free()
@@ -305,6 +336,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         async with aclosing(self._queue.list_waiting()) as jobs:
             async for job in jobs:
                 listed.setdefault(job.tenant, []).append(job)
+        self._may_have_more = bool(listed)
         waiting: dict[str, deque[Job[SubjectT]]] = {}
         for tenant, of_tenant in listed.items():
             leases = await self._kv.get_many([job.lease_key for job in of_tenant])
@@ -318,12 +350,14 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
                 if not job.needs_place and (claim := await self._try_claim(job)):
                     self.start_job(claim, None)
             waiting[tenant] = deque(job for job in jobs if job.needs_place)
+        self._has_waiting = False
         running = {tenant: await self._queue.count_running(tenant) for tenant in waiting}
         self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
         while waiting and not self.is_stopping:
             tenant = min(waiting, key=lambda name: (running[name], self._last_turns.get(name, 0)))
             is_below_limit = running[tenant] < self._queue.tenant_limit
             place = self._places.try_acquire(tenant) if is_below_limit else None
+            self._has_waiting |= place is None
             if place is None or not await self._claim_next(waiting[tenant], place):
                 del waiting[tenant]
             else:
@@ -369,7 +403,8 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         if place is not None:
             place.release()
         self._queue.on_end(claim)
-        self._wakeup.set()
+        if self._may_have_more:
+            self._wakeup.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed on a bug", key, exc_info=error)
 
@@ -416,7 +451,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
 
     async def _give_back(self, claim: Claim[SubjectT, RecordT], delay_s: float) -> None:
         """Return a job to the queue, for another worker after `delay_s`. One that was removed meanwhile stays so."""
-        lease = claim.lease
+        lease, self._may_have_more = claim.lease, True
         claim.record.give_back(self._sign.name)
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_GIVE_BACK_S):

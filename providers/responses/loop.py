@@ -219,9 +219,9 @@ class ResponsesLoop(Responses):
     async def follow(
         self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
     ) -> AsyncGenerator[ResponseEventBatch]:
-        response = await self._load(response_id, tenant)
-        view = await self._views.of_response(include, response, tenant)
-        async with aclosing(self._background.event_log.follow(response_id, starting_after, tenant=tenant)) as batches:
+        begun = self._background.find_begun(response_id, tenant=tenant)
+        view = await self._views.of_response(include, begun or await self._load(response_id, tenant), tenant)
+        async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
             async for events in batches:
                 yield view.show_events(events)
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from apis.storage.kv_store import Delete, KVStore
-from apis.storage.records import decode_record
-from providers.common.jobs import MAX_UNRETURNED, JobRecord
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from apis.storage.records import decode_record, encode_record
+from providers.common.jobs import MAX_UNRETURNED, Job, JobRecord
 from providers.common.state.worker_signs import WorkerSign
 from tests.support.servers.job_worker import (
     DEATHS_KEY,
@@ -217,6 +217,59 @@ async def test_a_job_that_is_stopped_as_it_begins_is_given_back(kv: KVStore) -> 
     await worker.jobs.cancel([job.lease_key], BOUND_S)
     assert (await read_record(kv, "a/held")).workers == []
     assert await kv.get(job.lease_key) is None
+
+
+async def start_new(worker: PracticeWorker, name: str) -> list[int] | None:
+    """Add a job as one that the worker runs from now on; return the versions of what was written."""
+    queue = worker.queue
+    job = Job(name.partition("/")[0], name, lease_key(name), queue.lease_s, PREFIX + name)
+    place = worker.jobs.reserve(job)
+    assert place is not None
+    ops = [Put("/practice_note", b""), Put(job.key, encode_record(JobRecord()), None, ABSENT)]
+    return await worker.jobs.start_new(job, JobRecord(), ops, place)
+
+
+async def test_a_new_job_is_run_by_the_process_that_adds_it(kv: KVStore) -> None:
+    """It is leased from the write on that adds it, and not looked for. Its attempts are counted as those of others."""
+    async with PracticeWorker(kv, lease_s=3600) as worker:
+        versions = await start_new(worker, "a/held")
+        entries = await kv.get_many(["/practice_note", f"{PREFIX}a/held", lease_key("a/held")])
+        assert versions == [entry.version for entry in entries[:2] if entry is not None]
+        assert entries[2] is not None
+        assert (await read_record(kv, "a/held")).workers == [worker.sign.name]
+        worker.queue.may_end.set()
+        assert await read_ends(kv, "a/held") == ["done 1"]
+
+
+async def test_a_new_job_whose_lease_is_held_is_not_added(kv: KVStore) -> None:
+    async with PracticeWorker(kv, places=1) as worker:
+        await kv.put(lease_key("a/good"), b"other token 1")
+        assert await start_new(worker, "a/good") is None
+        assert await kv.get_many(["/practice_note", f"{PREFIX}a/good"]) == [None, None]
+        await add_jobs(kv, "a/good-2")  # the only place is free again
+        assert await read_ends(kv, "a/good-2") == ["done 1"]
+
+
+async def test_no_new_job_takes_a_place_that_others_wait_for(kv: KVStore) -> None:
+    await add_jobs(kv, "a/held-1", "b/held-2")
+    async with PracticeWorker(kv, places=1, lease_s=3600) as worker:
+        await until(lambda: len(worker.queue.begun) == 1, BOUND_S)
+        job = Job("c", "c/good", lease_key("c/good"), 3600, f"{PREFIX}c/good")
+        worker.queue.may_end.set()  # from now on the place is free at times
+        await until(lambda: len(worker.queue.begun) == 2 or worker.jobs.reserve(job) is not None, BOUND_S)
+        assert worker.queue.begun == ["a/held-1", "b/held-2"]
+
+
+async def test_a_new_job_is_left_to_others_by_a_worker_that_stops(kv: KVStore) -> None:
+    worker = PracticeWorker(kv, lease_s=3600)
+    job = Job("a", "a/held", lease_key("a/held"), 3600, f"{PREFIX}a/held")
+    place = worker.jobs.reserve(job)
+    assert place is not None
+    await worker.jobs.stop_claiming()
+    await worker.jobs.start_new(job, JobRecord(), [Put(job.key, encode_record(JobRecord()))], place)
+    assert worker.jobs.reserve(job) is None
+    assert await kv.get(job.lease_key) is None
+    assert (await read_record(kv, "a/held")).workers == []
 
 
 async def test_two_workers_run_no_job_twice(shared_store: dict[str, Any], kv: KVStore) -> None:

@@ -145,17 +145,20 @@ class LogReader:
                     yield events[skip:]
                 if log.ends_with(events[-1].type):
                     return
-        async with aclosing(self._tail(log, number)) as batches:
+        async with aclosing(self.tail(log, number)) as batches:
             async for events in batches:
                 skip, number = max(0, first_number - number), number + len(events)
                 if skip < len(events):
                     yield events[skip:]
 
-    async def _tail(self, log: Log, number: int) -> AsyncGenerator[list[LoggedEvent]]:
-        """Yield batch after batch from `number` on, as they are written."""
+    async def tail(
+        self, log: Log, number: int, wakeup: asyncio.Event | None = None
+    ) -> AsyncGenerator[list[LoggedEvent]]:
+        """Yield batch after batch from `number` on, as they are written. With `wakeup`, the one that the caller took
+        before, this process writes them."""
         pause_s = _MIN_POLL_S
-        wakeup = self.wakeups.next_wakeup(log.id)
-        is_writer_here = False  # this process wrote the last batch, and wakes the reader for the next one or the end
+        is_writer_here = wakeup is not None  # and wakes the reader for the next batch or the end
+        wakeup = wakeup or self.wakeups.next_wakeup(log.id)
         try:
             while True:
                 if self.is_closing:

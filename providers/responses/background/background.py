@@ -4,7 +4,7 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, nullcontext, suppress
 from operator import itemgetter
 from typing import Any, Final
@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from apis.accounts.accounts import Accounts
 from apis.errors import InvalidRequest, RateLimited, StackError, StorageCorrupt
-from apis.events import ResponseEventBatch
+from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
 from apis.responses import ResponseListParams, SpareCapacity, Steer, SteerResponse
 from apis.storage.kv_store import KVStore
@@ -23,7 +23,7 @@ from apis.webhooks import Webhooks
 from providers.common.state.event_logs import LogWakeups
 from providers.common.state.scan import skipping_damaged
 from providers.common.state.worker_signs import WorkerSign
-from providers.responses.background.event_log import EventLog
+from providers.responses.background.event_log import EventLog, NewLog
 from providers.responses.background.execution import RunExecutor
 from providers.responses.background.new_run import NewRun, build_new_run
 from providers.responses.background.owners import RunOwners
@@ -152,7 +152,7 @@ class BackgroundResponses:
             if pending.charge is not None:
                 pending.charge.confirm_adoption()
             if claimed_run is not None:
-                self._executor.add_local(ref, pending)
+                self._executor.add_local(ref, pending, NewLog(run.queued_event.response, run.log_op.value))
                 self._workers.start_run(claimed_run, place)
                 claim_stack.pop_all()
         if claimed_run is None:
@@ -160,14 +160,27 @@ class BackgroundResponses:
         if not request.stream:
             yield [run.queued_event]
             return
-        async with aclosing(self.event_log.follow(ref.id, -1, tenant=ref.tenant)) as batches:
+        async with aclosing(self.follow(ref.id, -1, tenant=ref.tenant)) as batches:
             async for events in batches:
                 yield events
+
+    def find_begun(self, response_id: str, *, tenant: str) -> Response | None:
+        """Return a response that began in this process and has no output yet, as it was then."""
+        new_log = self._executor.find_new_log(ResponseRef(tenant, response_id))
+        return None if new_log is None else new_log.response
+
+    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        """Yield the events of a response as `EventLog.follow` does, without a read of the store where this process
+        writes them from the first one on."""
+        new_log = self._executor.find_new_log(ResponseRef(tenant, response_id)) if starting_after < 0 else None
+        if new_log is not None:
+            return self.event_log.follow_new(new_log, response_id, tenant=tenant)
+        return self.event_log.follow(response_id, starting_after, tenant=tenant)
 
     async def _add(self, run: NewRun, pending: PendingResponse, *, start_now: bool) -> ClaimedRun | None:
         """Store the run, with the branch that keeps the turn before it; None if it waits for a worker."""
         ref, history = run.ref, pending.previous_history
-        reader_ops = [self.event_log.reader_op(ref.tenant, ref.id)] if pending.request.stream else []
+        reader_ops = [] if start_now or not pending.request.stream else [self.event_log.reader_op(ref.tenant, ref.id)]
         while True:
             branch_ops = await self._history.branch_ops(
                 history, ref.id, self._runs.retention_s + run.rank.window_s, tenant=ref.tenant

@@ -9,9 +9,10 @@ reads.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final
 
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
 
 from apis.errors import InvalidRequest
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
@@ -40,6 +41,17 @@ def encode_event_line(event: ResponseStreamEvent) -> bytes:
     return encode_line(event.type, event_to_json(event))
 
 
+@dataclass(slots=True)
+class NewLog:
+    """The log of a run that this process has added: its first events, and the response in them. Until `has_output`,
+    a reader that `is_read` notes is stored with the next events."""
+
+    response: Response
+    batch: bytes
+    is_read: bool = False
+    has_output: bool = False
+
+
 class EventLog(LogReader):
     """The logs of one store; events are deleted `ttl_s` after they were written."""
 
@@ -50,6 +62,15 @@ class EventLog(LogReader):
     def batch_op(self, tenant: str, response_id: str, number: int, lines: Sequence[bytes]) -> Put:
         """Return the write of a batch whose first event has this number."""
         return Put(batch_key(event_prefix(tenant, response_id), number), b"".join(lines), self.ttl_s)
+
+    def announce(self, tenant: str, response_id: str, ops: Sequence[Op]) -> None:
+        """Wake the readers of a log, with the batches among operations that were written."""
+        prefix = event_prefix(tenant, response_id)
+        batches = [op for op in ops if isinstance(op, Put) and op.key.startswith(prefix)]
+        for op in batches:
+            self.wakeups.wake(response_id, int(op.key[-8:]), op.value)
+        if not batches:
+            self.wakeups.wake(response_id)
 
     async def read_all(self, response_id: str, *, tenant: str) -> list[LoggedEvent]:
         """Return all events of a log that are written."""
@@ -122,7 +143,24 @@ class EventLog(LogReader):
                 code="invalid_value",
             )
         yield ()
-        log = Log(response_id, prefix, run_key(tenant, response_id), TERMINAL_EVENTS.__contains__)
-        async with aclosing(self.read(log, first_number, batch[0])) as batches:
+        async with aclosing(self.read(_log_of(tenant, response_id), first_number, batch[0])) as batches:
             async for events in batches:
                 yield events
+
+    async def follow_new(
+        self, new_log: NewLog, response_id: str, *, tenant: str
+    ) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        """Yield all events of a log without output, as `follow` does. Its first ones and its end need not be read."""
+        new_log.is_read = True
+        wakeup = self.wakeups.next_wakeup(response_id)
+        yield ()
+        events = decode_batch(new_log.batch)
+        yield events
+        async with aclosing(self.tail(_log_of(tenant, response_id), len(events), wakeup)) as batches:
+            async for events in batches:
+                yield events
+
+
+def _log_of(tenant: str, response_id: str) -> Log:
+    prefix, life_key = event_prefix(tenant, response_id), run_key(tenant, response_id)
+    return Log(response_id, prefix, life_key, TERMINAL_EVENTS.__contains__)

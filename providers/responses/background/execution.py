@@ -28,7 +28,7 @@ from apis.storage.lease import LeaseLost
 from apis.webhooks import Webhooks
 from providers.common.fair_turns import CURRENT_TURN, run_long, turn_of
 from providers.common.held_bytes import held_places
-from providers.responses.background.event_log import EventLog, encode_event_line
+from providers.responses.background.event_log import EventLog, NewLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.owners import RunOwners
 from providers.responses.background.runs import ClaimedRun, ResponseRef
@@ -114,15 +114,22 @@ class RunExecutor:
         self._webhooks = webhooks
         self._steering = steering
         self._local_responses: dict[ResponseRef, PendingResponse] = {}
+        self._new_logs: dict[ResponseRef, NewLog] = {}
         self._journals: dict[ResponseRef, Journal] = {}
         self._portable_journals: dict[ResponseRef, Journal] = {}
         self.is_draining = False
         self.engine_priority: int | None = None
         """The priority of responses with a completion window whose request has none."""
 
-    def add_local(self, ref: ResponseRef, pending: PendingResponse) -> None:
+    def add_local(self, ref: ResponseRef, pending: PendingResponse, new_log: NewLog) -> None:
         """Take a response that this process has prepared, so that its run need not prepare it again."""
         self._local_responses[ref] = pending
+        self._new_logs[ref] = new_log
+
+    def find_new_log(self, ref: ResponseRef) -> NewLog | None:
+        """Return the log of a run that began in this process and has no output yet."""
+        new_log = self._new_logs.get(ref)
+        return None if new_log is None or new_log.has_output else new_log
 
     def note_mail(self, ref: ResponseRef) -> None:
         """Take note that input for a response is in its mailbox, if this process executes its run."""
@@ -164,7 +171,15 @@ class RunExecutor:
             self._local_responses.pop(claimed_run.ref, None)
             self._journals.pop(claimed_run.ref, None)
             self._portable_journals.pop(claimed_run.ref, None)
+            await self._mark_reader(claimed_run.ref)
             self._event_log.wakeups.wake(claimed_run.ref.id)  # its readers look which process writes now
+
+    async def _mark_reader(self, ref: ResponseRef) -> None:
+        """Store that the log of a run which goes on elsewhere has a reader here, where no output was written."""
+        new_log = self._new_logs.pop(ref, None)
+        if new_log is not None and new_log.is_read and not new_log.has_output:
+            with suppress(StackError):
+                await self._event_log.add_reader(ref.id, tenant=ref.tenant)
 
     async def _leave(self, claimed_run: ClaimedRun, *, is_ending: bool) -> None:
         """Return a run to the queue. One that no other worker could go on with is ended, where this process ends."""
@@ -310,7 +325,10 @@ class RunExecutor:
         span: ResponseSpan,
     ) -> StackError | None:
         loop = pending.agent_loop
-        journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count, loop.end_after_turn)
+        new_log = self._new_logs.get(claimed_run.ref)
+        journal = Journal(
+            claimed_run.lease, next_number, self._event_log, checkpoint_count, loop.end_after_turn, new_log
+        )
         on_checkpoint = None
         if claimed_run.run.is_portable:
             if self.is_draining:
@@ -444,9 +462,10 @@ class RunExecutor:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_RETRY_INTERVAL_S)
-        self._event_log.wakeups.wake(claimed_run.ref.id)
         if versions is None:
+            self._event_log.wakeups.wake(claimed_run.ref.id)
             raise LeaseLost
+        self._event_log.announce(claimed_run.ref.tenant, claimed_run.ref.id, ops)
         self._webhooks.wake()
 
 

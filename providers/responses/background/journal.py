@@ -11,7 +11,7 @@ from apis.events import INITIAL_EVENT_COUNT
 from apis.sink import Sink
 from apis.storage.kv_store import ABSENT, Delete, Op, Put
 from apis.ticks import wait_for_tick
-from providers.responses.background.event_log import EventLog, encode_event_line
+from providers.responses.background.event_log import EventLog, NewLog, encode_event_line
 from providers.responses.background.runs import RunLease
 from providers.responses.events.response_events import assign_sequence_numbers
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
@@ -32,7 +32,7 @@ _RENEW_INTERVAL_S: Final = 1.0
 class Journal(Sink[ResponseStreamEvent]):
     """Numbers events from `next_number` on and writes them in batches, together with the checkpoints of the run, of
     which `checkpoint_count` have been written before. `on_mail` is called once, when input for the response is in its
-    mailbox."""
+    mailbox. That the `new_log` is read is written with its first output."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Journal(Sink[ResponseStreamEvent]):
         event_log: EventLog,
         checkpoint_count: int = 0,
         on_mail: Callable[[], None] = lambda: None,
+        new_log: NewLog | None = None,
     ) -> None:
         self._lease = lease
         self._ref = lease.ref
@@ -63,6 +64,7 @@ class Journal(Sink[ResponseStreamEvent]):
         self._has_space = asyncio.Event()
         self._is_stopping = False
         self._on_mail = on_mail
+        self._new_log = new_log
         self.has_mail = False
 
     async def ready(self) -> None:
@@ -102,13 +104,21 @@ class Journal(Sink[ResponseStreamEvent]):
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
             batches = self._take_batches()
-            await self._write([*batches, *checkpoint_ops])
+            await self._write([*batches, *checkpoint_ops, *self._mark_reader()])
             self._has_space.set()
-            for op in batches:
-                self._event_log.wakeups.wake(self._ref.id, int(op.key[-8:]), op.value)
+            if batches:
+                self._event_log.announce(self._ref.tenant, self._ref.id, batches)
             if batches and self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
                 # all journals share the tick, so that the store can commit their writes together
                 await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
+
+    def _mark_reader(self) -> Sequence[Op]:
+        """Return the write that comes with the first output of a new log, if that is read."""
+        log = self._new_log
+        if log is None or log.has_output or self._next_unwritten <= INITIAL_EVENT_COUNT:
+            return ()
+        log.has_output = True
+        return [self._event_log.reader_op(self._ref.tenant, self._ref.id)] if log.is_read else ()
 
     def note_mail(self) -> None:
         """Take note that input for the response is in its mailbox."""
@@ -132,7 +142,7 @@ class Journal(Sink[ResponseStreamEvent]):
 
     def remaining_ops(self) -> list[Op]:
         """Return the writes that are still missing. `run` must have ended."""
-        return [*self._take_batches(), *self._checkpoint_ops]
+        return [*self._take_batches(), *self._checkpoint_ops, *self._mark_reader()]
 
     def final_ops(self, events: Sequence[ResponseStreamEvent]) -> list[Op]:
         """Return the writes that end the log and the lease; they belong in the write of the response. `run` must have
@@ -141,6 +151,8 @@ class Journal(Sink[ResponseStreamEvent]):
         deletes = [
             Delete(checkpoint_key(self._ref.tenant, self._ref.id, number)) for number in range(self._checkpoint_count)
         ]
+        if self._new_log is not None:
+            self._new_log.has_output = True  # nothing of a run that has ended is taken back
         return [*self._take_batches(), *deletes, *self._lease.end_ops()]
 
     def _buffer_events(self, events: Sequence[ResponseStreamEvent]) -> None:

@@ -252,7 +252,7 @@ class StoredConversations(Conversations):
                 raise _item_not_found(ref, item_id)
             return [
                 Delete(ref.record_key("conversation_floor"), ABSENT),
-                # its new version tells all processes that the items which they have read are not those of now
+                # its new version shows all processes that the items which they have read have changed
                 Put(ref.record_key("conversation"), encode_record(record), None, state.record_version),
                 Delete(ref.position_key(item_id), position.version),
                 Delete(ref.item_key(decode_position(position))),
@@ -301,13 +301,13 @@ class StoredConversations(Conversations):
     ) -> LoadedHistory:
         """Return the items from position `first` on. Those that this process has read before are not read again."""
         cache, version = self.history.cache, state.record_version
-        known = cache.get_conversation(ref.tenant, ref.id)
-        if known is None or (known.record_version, known.first) != (version, first):
-            known = CachedConversation(version, first, first, LoadedHistory())
-        allowance.take_history(known.history.size_bytes, "conversation")
-        loaded = known
-        if known.end < decode_end(state.end_entry)[0]:
-            loaded = await load_conversation_items(self._kv, ref, known, allowance)
+        cached = cache.get_conversation(ref.tenant, ref.id)
+        if cached is None or (cached.record_version, cached.first) != (version, first):
+            cached = CachedConversation(version, first, first, LoadedHistory())
+        allowance.take_history(cached.history.size_bytes, "conversation")
+        loaded = cached
+        if cached.end < decode_end(state.end_entry)[0]:
+            loaded = await load_conversation_items(self._kv, ref, cached, allowance)
         cache.put(ref.tenant, ref.id, loaded)
         return loaded.history
 

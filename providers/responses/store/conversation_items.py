@@ -119,12 +119,12 @@ async def load_conversation_state(
 
 
 async def load_conversation_items(
-    kv: KVStore, ref: ConversationKeys, known: CachedConversation, allowance: LoadAllowance
+    kv: KVStore, ref: ConversationKeys, cached: CachedConversation, allowance: LoadAllowance
 ) -> CachedConversation:
-    """Return the conversation with the items that came after the known ones. Raises InvalidRequest if there are too
-    many, or they are larger than `allowance`, of which the known ones are taken."""
+    """Return the conversation with the items that came after the cached ones. Raises InvalidRequest if there are too
+    many, or they are larger than `allowance`, which the cached ones are taken from."""
     stored_items: list[StoredItem] = []
-    size, end, count = known.history.size_bytes, known.end, len(known.history.items)
+    size, end, count = cached.history.size_bytes, cached.end, len(cached.history.items)
     after = ref.item_key(end - 1) if end else ""
     async with aclosing(scan_all(kv, ref.item_prefix, after=after)) as rows:
         async for key, entry in rows:
@@ -144,9 +144,9 @@ async def load_conversation_items(
         if item.id and stored.tool_result
     }
     history = LoadedHistory(
-        [*known.history.items, *items], {**known.history.tool_results, **tool_results}, size_bytes=size
+        [*cached.history.items, *items], {**cached.history.tool_results, **tool_results}, size_bytes=size
     )
-    return msgspec.structs.replace(known, end=end, history=history)
+    return msgspec.structs.replace(cached, end=end, history=history)
 
 
 def decode_position(entry: Entry) -> int:

@@ -39,7 +39,7 @@ _REUSED_STATUSES: Final = frozenset({"completed", "incomplete"})
 
 class RouteLineExecutor:
     """Executes lines in this process. Each is counted and validated as a request of its endpoint is. Requests that are
-    no lines of batches are executed in the same way."""
+    no lines of batches are executed in the same way, but for responses that exist: their senders look for these."""
 
     def __init__(
         self, services: Services, app: Starlette, routes: Iterable[Route], *, is_batch: bool = True, name: str = _ROUTE
@@ -92,7 +92,7 @@ class RouteLineExecutor:
 
     async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:
         """Return the response that a worker stored before it ended, without its answer to the line."""
-        if endpoint != _RESPONSES or context.response_id is None:
+        if not self._is_batch or endpoint != _RESPONSES or context.response_id is None:
             return None
         try:
             response = await self._services.stack.responses.get(context.response_id, tenant=context.tenant)

@@ -241,7 +241,7 @@ async def test_a_turn_calls_the_store_some_times_more_than_its_response() -> Non
             responses.append(count_calls())
     writes, reads = (min(each) for each in zip(*turns, strict=True))
     own_writes, own_reads = (min(each) for each in zip(*responses, strict=True))
-    assert own_writes <= 5
-    assert own_reads <= 14
-    assert writes <= own_writes + 6
-    assert reads <= own_reads + 17
+    assert own_writes <= 4
+    assert own_reads <= 9
+    assert writes <= own_writes + 4
+    assert reads <= own_reads + 6

@@ -47,6 +47,25 @@ def said(served: Served) -> list[Any]:
     return [(each["role"], each.get("content")) for each in messages(served)]
 
 
+async def test_deltas_of_one_text_that_come_together_are_one_event() -> None:
+    words = [f"{number} " for number in range(200)]
+    async with serving(scripted([{"text": words}])) as served:
+        agent: Any = {"model": "scripted"}
+        events = await served.client.beta.agents.sessions.create(agent=agent, environment=NONE, input="hi", stream=True)
+        deltas = [event.delta async for event in events if event.type == "agent.session.turn.output_text.delta"]
+    assert "".join(deltas) == "".join(words)
+    assert len(deltas) < 100
+
+
+async def test_messages_that_come_together_are_read_together() -> None:
+    async with serving(scripted([{"text": "hi"}])) as served:
+        session = await run_session(served.client)
+        await send(served.client, session.id, message("one"), message("two"))
+        assert (await rest(served.client, session.id)).status == "idle"
+        assert said(served)[-2:] == [("user", "one"), ("user", "two")]
+        assert len(await list_turns(served.client, session.id)) == 2
+
+
 async def test_a_session_streams_its_first_turn_and_ends_idle(served: Served) -> None:
     sessions = served.client.beta.agents.sessions
     agent: Any = {"model": "scripted", "instructions": "Be brief."}

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from providers.responses.background import execution
+from providers.responses.background.event_log import event_prefix, reader_key
 from providers.responses.run.checkpoint import Checkpoint
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import messages, responses
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import DONE, Json, offered, playing, with_mcp
-from tests.support.servers.serving import Served, serving
+from tests.support.servers.serving import Served, scripted, serving
 from tests.support.waiting import until
 
 ECHO: Script = [{"reasoning": "I ask."}, call("real__echo", '{"text": "hello"}', id="c1")]
@@ -130,6 +131,42 @@ async def test_handing_over_is_no_failed_attempt(tmp_path: Path) -> None:
             leaving = staying
         events = await whole(leaving, queued.id)
         assert events[-1].response.output_text == "Done."
+
+
+async def is_known_to_be_read(served: Served, response_id: str) -> bool:
+    return await served.stack.kv_store.get(reader_key("default", response_id)) is not None
+
+
+async def test_the_first_output_is_stored_with_the_note_that_it_may_have_been_read(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with serving(scripted([{"text": "one "}, {"wait_s": 30}]), kv_store=store, responses=BACKGROUND) as served:
+        read: Json = {"model": "scripted", "input": "hi", "background": True, "stream": True}
+        async with asyncio.timeout(10), await responses(served).create(**read) as events:
+            response_id = (await anext(events)).response.id
+            while (await anext(events)).type != "response.output_text.delta":
+                pass
+            assert await is_known_to_be_read(served, response_id)
+        unread = await responses(served).create(**{**read, "stream": False})
+        await until(lambda: has_output(served, unread.id), 10)
+        assert not await is_known_to_be_read(served, unread.id)
+
+
+async def has_output(served: Served, response_id: str) -> bool:
+    log = await served.stack.kv_store.scan(event_prefix("default", response_id))
+    return any(b"output_text.delta" in entry.value for _, entry in log)
+
+
+async def test_a_run_without_output_takes_its_readers_along_to_another_worker(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with serving(scripted(STUCK), kv_store=store, responses=BACKGROUND) as leaving:
+        create: Any = responses(leaving).create
+        async with await create(model="scripted", input="hi", background=True, stream=True) as events:
+            response_id = (await anext(events)).response.id
+            while (await anext(events)).type != "response.in_progress":
+                pass
+            async with asyncio.timeout(10):
+                await leaving.stack.responses.drain()
+            assert await is_known_to_be_read(leaving, response_id)
 
 
 async def test_a_run_that_is_claimed_as_its_worker_leaves_goes_to_another(
