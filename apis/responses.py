@@ -109,10 +109,11 @@ class CreateResponse(Sampling):
     `model` may be absent, and is then empty, in a request with a `prompt`, whose template may name one.
 
     In addition to OpenAI's fields it has those of `Sampling`, `cache_salt` and `priority`, which the engines here
-    support, and `vault_ids`, the vaults with credentials for its tools.
+    support, and `vault_ids`, the vaults with credentials for its tools. Its schema is built at once: else the first
+    request would wait for it.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=False)
 
     prompt: PromptReference | None = None
     model: str = Field(

@@ -79,7 +79,10 @@ def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
 
 
 class ToolWire(Wire):
-    """A declaration of a tool. The facts of a type of declaration are methods and constants of its class."""
+    """A declaration of a tool. The facts of a type of declaration are methods and constants of its class. Its schema is
+    built at once, as that of an item is, because requests and items share it."""
+
+    model_config = ConfigDict(defer_build=False)
 
     runs_at_client: ClassVar[bool] = False
     """True for the tools that only the client runs."""

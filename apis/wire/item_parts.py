@@ -13,9 +13,10 @@ ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-
 
 
 class ItemWire(BaseModel):
-    """A part of an item: strict in its known fields, and lossless in unknown ones."""
+    """A part of an item: strict in its known fields, and lossless in unknown ones. Its schema is built at once: all
+    models with items share it, which would otherwise each have one of their own."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
 class InputText(ItemWire):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, cast
 
 from openai.types.responses import ResponseOutputItem
-from pydantic import Discriminator, Tag, TypeAdapter
+from pydantic import ConfigDict, Discriminator, Tag, TypeAdapter
 
 from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json, sdk_model_to_python
 from apis.wire.computer import ComputerCallItem, ComputerCallOutput
@@ -199,7 +199,7 @@ Item = Annotated[
     Discriminator(item_tag),
 ]
 
-ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
+ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item], config=ConfigDict(defer_build=True))
 """Reads stored items, and output items as the input of what follows."""
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from apis.agents.automations import ExistingSessionTarget, NewSessionTarget, ResponseTarget
 from apis.agents.environments import NoEnvironment
@@ -56,4 +56,4 @@ def parse_target(target: Json) -> Target:
     return _ADAPTER.validate_python(target)
 
 
-_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(Target)
+_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(Target, config=ConfigDict(defer_build=True))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
+from openai.types.responses import Response, ResponseQueuedEvent
 
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op, Put
@@ -13,7 +13,7 @@ from providers.common.fair_turns import calculate
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.ranks import Rank, request_rank
 from providers.responses.background.runs import ResponseRef, StoredRequest
-from providers.responses.events.response_events import assign_sequence_numbers
+from providers.responses.events.response_events import assign_sequence_numbers, created_event, queued_event
 from providers.responses.events.response_object import begin_response
 from providers.responses.run.pending_response import PendingResponse
 
@@ -85,8 +85,8 @@ def is_storable(request: CreateResponse, request_json: bytes) -> bool:
 def _build_first_events(
     response: Response, ref: ResponseRef, request: CreateResponse, event_log: EventLog
 ) -> tuple[ResponseQueuedEvent, Put]:
-    queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
-    first_events = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
+    queued = queued_event(response)
+    first_events = [created_event(response), queued]
     assign_sequence_numbers(first_events, 0)
     log_op = event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
     # the events after them come when the run has begun, at the end of its window at the latest

@@ -16,6 +16,7 @@ from openai.types.responses import (
     ResponseFunctionCallArgumentsDeltaEvent,
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
+    ResponseQueuedEvent,
     ResponseReasoningTextDeltaEvent,
     ResponseStreamEvent,
     ResponseTextDeltaEvent,
@@ -26,6 +27,7 @@ from apis.wire.base import remember_json
 from providers.responses.events.unvalidated import build_unvalidated, unvalidated
 
 _build_created_event = unvalidated(ResponseCreatedEvent)
+_build_queued_event = unvalidated(ResponseQueuedEvent)
 _build_in_progress_event = unvalidated(ResponseInProgressEvent)
 _build_completed_event = unvalidated(ResponseCompletedEvent)
 _build_incomplete_event = unvalidated(ResponseIncompleteEvent)
@@ -39,8 +41,17 @@ _INPUT_FIELDS: Final = set(ResponseCustomToolCallInputDeltaEvent.model_fields)
 def first_events(response: Response) -> EventBatch:
     """Return the events with which a stream of this response begins."""
     remember_json(response)
-    created = _build_created_event(type="response.created", response=response, sequence_number=0)
-    return [created, in_progress_event(response)]
+    return [created_event(response), in_progress_event(response)]
+
+
+def created_event(response: Response) -> ResponseCreatedEvent:
+    """Return the `response.created` event."""
+    return _build_created_event(type="response.created", response=response, sequence_number=0)
+
+
+def queued_event(response: Response) -> ResponseQueuedEvent:
+    """Return the `response.queued` event."""
+    return _build_queued_event(type="response.queued", response=response, sequence_number=0)
 
 
 def in_progress_event(response: Response) -> ResponseStreamEvent:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
 from openai.types.responses.response import (
@@ -15,6 +15,7 @@ from openai.types.responses.response import (
 from openai.types.responses.response_text_config import ResponseTextConfig
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from openai.types.shared import Reasoning, ResponseFormatText
+from pydantic import BaseModel, create_model
 
 from apis.deltas import Usage
 from apis.errors import StackError
@@ -45,6 +46,16 @@ _ECHOED_OBJECTS: Final = frozenset(
     )
 )
 """Fields of a request whose echo is an object, which has to be validated."""
+_ECHO_FIELDS: Final[dict[str, Any]] = {
+    name: (field.annotation, field)
+    for name, field in Response.model_fields.items()
+    if name in _ECHOED_OBJECTS or name == "tool_choice"
+}
+_EchoedObjects: Final = create_model(
+    "_EchoedObjects", __base__=cast("type[BaseModel]", Response.__base__), **_ECHO_FIELDS
+)
+"""The part of a response that has to be validated. A schema of the whole would be four times as large."""
+_EchoedObjects.model_rebuild()  # else the first request would wait for it
 _NO_REASONING: Final = remember_json(Reasoning(effort=None, summary=None))
 _PLAIN_TEXT: Final = remember_json(ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium"))
 _UNSET_FIELDS: Final[Mapping[str, Any]] = {name: field.default for name, field in Response.model_fields.items()}
@@ -98,10 +109,12 @@ def begin_response(
     if _ECHOED_OBJECTS.isdisjoint(request.model_fields_set) and isinstance(request.tool_choice, str | None):
         choice = request.tool_choice or "auto"
         fields |= {"reasoning": _NO_REASONING, "text": _PLAIN_TEXT, "tool_choice": choice, "tools": []}
-        response = build_unvalidated(Response, {**_UNSET_FIELDS, **fields}, {*fields})
-        add_extra(response, extra)
-        return response
-    return Response.model_validate({**fields, **extra, **_echo_objects(request)})
+    else:
+        echo = _EchoedObjects.model_validate(_echo_objects(request))
+        fields |= {name: getattr(echo, name) for name in echo.model_fields_set}
+    response = build_unvalidated(Response, {**_UNSET_FIELDS, **fields}, {*fields})
+    add_extra(response, extra)
+    return response
 
 
 def _echo_objects(request: CreateResponse) -> dict[str, Any]:
