@@ -2,51 +2,32 @@
 
 from typing import Final
 
-from apis.accounts.accounts import Accounts, ConfiguredKeys
-from apis.documents.fetcher import Fetcher
-from apis.documents.files import Files
-from apis.documents.reader import Reader
-from apis.documents.vector_index import VectorIndex
-from apis.documents.vector_stores import VectorStores
+from apis.accounts.accounts import ConfiguredKeys
 from apis.fair_share import Tenants
-from apis.image_generator import ImageGenerator
-from apis.inference import Inference
-from apis.moderation import Moderation
-from apis.provider import Provider
-from apis.responses import Responses
-from apis.skills.skills import Skills
-from apis.storage.kv_store import KVStore
-from apis.tool_runtime import ToolRuntime
-from apis.tool_servers import ToolServers
-from apis.vaults.vaults import Vaults
-from apis.webhooks import Webhooks
-from providers.agents.kv import StoredAgents
-from providers.batches.leased import LeasedBatches
-from providers.traces.kv import StoredTraces
-from providers.uploads.kv import StoredUploads
 
-APIS: Final[dict[str, type[Provider]]] = {
-    "inference": Inference,
-    "responses": Responses,
-    "agents": StoredAgents,
-    "tool_runtime": ToolRuntime,
-    "tool_servers": ToolServers,
-    "kv_store": KVStore,
-    "fetcher": Fetcher,
-    "files": Files,
-    "image_generator": ImageGenerator,
-    "moderation": Moderation,
-    "reader": Reader,
-    "traces": StoredTraces,
-    "skills": Skills,
-    "vaults": Vaults,
-    "vector_index": VectorIndex,
-    "vector_stores": VectorStores,
-    "uploads": StoredUploads,
-    "batches": LeasedBatches,
-    "accounts": Accounts,
-    "webhooks": Webhooks,
+APIS: Final[dict[str, str]] = {
+    "inference": "apis.inference:Inference",
+    "responses": "apis.responses:Responses",
+    "agents": "providers.agents.kv:StoredAgents",
+    "tool_runtime": "apis.tool_runtime:ToolRuntime",
+    "tool_servers": "apis.tool_servers:ToolServers",
+    "kv_store": "apis.storage.kv_store:KVStore",
+    "fetcher": "apis.documents.fetcher:Fetcher",
+    "files": "apis.documents.files:Files",
+    "image_generator": "apis.image_generator:ImageGenerator",
+    "moderation": "apis.moderation:Moderation",
+    "reader": "apis.documents.reader:Reader",
+    "traces": "providers.traces.kv:StoredTraces",
+    "skills": "apis.skills.skills:Skills",
+    "vaults": "apis.vaults.vaults:Vaults",
+    "vector_index": "apis.documents.vector_index:VectorIndex",
+    "vector_stores": "apis.documents.vector_stores:VectorStores",
+    "uploads": "providers.uploads.kv:StoredUploads",
+    "batches": "providers.batches.leased:LeasedBatches",
+    "accounts": "apis.accounts.accounts:Accounts",
+    "webhooks": "apis.webhooks:Webhooks",
 }
+"""The class of each API, which is imported with the providers that a run config names."""
 RUN_FACTS: Final[frozenset[type]] = frozenset({ConfiguredKeys, Tenants})
 """Types of a constructor's parameters that stand for the keys and tenants of the `server` section."""
 DEFAULT_PROVIDERS: Final = {

@@ -8,32 +8,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import Accounts, Caller, ConfiguredKeys, digest_key
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
-from apis.documents.fetcher import Fetcher
-from apis.documents.files import Files
-from apis.documents.reader import Reader
-from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
-from apis.image_generator import ImageGenerator
 from apis.inference import Inference
-from apis.moderation import Moderation
 from apis.provider import Provider
 from apis.responses import Responses
-from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
-from apis.tool_runtime import ToolRuntime
-from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
-from providers.agents.kv import StoredAgents
-from providers.batches.leased import LeasedBatches
-from providers.traces.kv import StoredTraces
-from providers.uploads.kv import StoredUploads
 from stack.api_table import APIS
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, wire_providers
 
-if TYPE_CHECKING:  # its modules are loaded where accounts are stored
+if TYPE_CHECKING:  # their modules are loaded where a run config has the API
+    from apis.documents.fetcher import Fetcher
+    from apis.documents.files import Files
+    from apis.documents.reader import Reader
+    from apis.documents.vector_stores import VectorStores
+    from apis.image_generator import ImageGenerator
+    from apis.moderation import Moderation
+    from apis.skills.skills import Skills
+    from apis.tool_runtime import ToolRuntime
+    from apis.vaults.vaults import Vaults
     from providers.accounts.organization import StoredOrganization
+    from providers.agents.kv import StoredAgents
+    from providers.batches.leased import LeasedBatches
+    from providers.traces.kv import StoredTraces
+    from providers.uploads.kv import StoredUploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,19 @@ class Stack:
     kv_store: KVStore
     accounts: Accounts
     webhooks: Webhooks
-    tool_runtime: ToolRuntime | None = None
-    agents: StoredAgents | None = None
-    files: Files | None = None
-    vector_stores: VectorStores | None = None
-    fetcher: Fetcher | None = None
-    reader: Reader | None = None
-    traces: StoredTraces | None = None
-    uploads: StoredUploads | None = None
-    batches: LeasedBatches | None = None
-    skills: Skills | None = None
-    image_generator: ImageGenerator | None = None
-    moderation: Moderation | None = None
-    vaults: Vaults | None = None
+    tool_runtime: "ToolRuntime | None" = None
+    agents: "StoredAgents | None" = None
+    files: "Files | None" = None
+    vector_stores: "VectorStores | None" = None
+    fetcher: "Fetcher | None" = None
+    reader: "Reader | None" = None
+    traces: "StoredTraces | None" = None
+    uploads: "StoredUploads | None" = None
+    batches: "LeasedBatches | None" = None
+    skills: "Skills | None" = None
+    image_generator: "ImageGenerator | None" = None
+    moderation: "Moderation | None" = None
+    vaults: "Vaults | None" = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
     @property

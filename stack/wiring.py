@@ -146,8 +146,9 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
         raise ConfigError(
             f"the provider '{name}' needs the package {package}, which is not installed. Run: {command}"
         ) from exc
-    if not (isinstance(provider_type, type) and issubclass(provider_type, APIS[api])):
-        raise ConfigError(f'"{target}" is no provider of {api}: it has to be a class made from {APIS[api].__name__}.')
+    interface: type[Provider] = import_from_string(APIS[api])
+    if not (isinstance(provider_type, type) and issubclass(provider_type, interface)):
+        raise ConfigError(f'"{target}" is no provider of {api}: it has to be a class made from {interface.__name__}.')
     return provider_type
 
 
@@ -206,7 +207,7 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
     hints = typing.get_type_hints(provider_type.__init__)
     needs: dict[str, Dependency] = {}
     groups: dict[str, str] = {}
-    names = {api_class: api for api, api_class in APIS.items()}
+    names = _name_apis(hints.values())
     parameters = inspect.signature(provider_type).parameters
     if "config" not in parameters:
         raise ConfigError(
@@ -230,6 +231,14 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
                 "provider's constructor takes its config, APIs (X, or X | None), Mapping[str, X] of them, and Tenants."
             )
     return needs, groups
+
+
+def _name_apis(hints: Iterable[Any]) -> dict[Any, str]:
+    """Return the APIs among the types and the arguments of these hints, by their classes."""
+    names = {name: api for api, name in APIS.items()}
+    kinds = {kind for hint in hints for kind in (hint, *get_args(hint)) if isinstance(kind, type)}
+    apis = {kind: names.get(f"{kind.__module__}:{kind.__qualname__}") for kind in kinds}
+    return {kind: api for kind, api in apis.items() if api is not None}
 
 
 def _render_field(key: str, value: object) -> str:

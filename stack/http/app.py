@@ -1,24 +1,18 @@
 """create_app: the HTTP API over the live providers of one stack, as an ASGI app."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Final, get_args
+from typing import Any, Final
 
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response as ResponseObject
-from openai.types.responses import (
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseReasoningItem,
-    ResponseStreamEvent,
-)
-from starlette.applications import Starlette
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import State
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
+from apis.imports import import_from_string
 from providers.common.held_bytes import count_answers_in
 from providers.common.supervision import supervise
 from stack.build import Stack, open_stack
@@ -31,44 +25,61 @@ from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
+from stack.http.route import Route
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.console.page import Console
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
-from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, modules_by_resource
 from stack.http.shares import AdmissionQueue, RequestShares, read_free_disk_bytes
 from stack.http.streams import StreamMonitor
-from stack.retention.sweeper import RetentionSweeper
 from stack.telemetry.setup import observe_inference, running_telemetry
 
+_FIRST_RESOURCE: Final = "responses"
+"""The resource whose routes are in memory before the first request."""
 _DEFERRED_PLACES: Final = 32
 """Background responses with a completion window that a stack without batches executes at a time in one process."""
 
 
-def create_app(config: StackConfig) -> Starlette:
+class App:
+    """The ASGI app of one stack. It has the state and the router of a Starlette application, for the lifespan, and no
+    coroutine of its own, which each step of every request would pass through."""
+
+    def __init__(self, lifespan: Callable[["App"], AbstractAsyncContextManager[None]]) -> None:
+        self.state: Any = State()
+        self.router = Router(lifespan=lifespan)
+        self.layers: ASGIApp = self.router
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        scope["app"] = self
+        return (self.router if scope["type"] == "lifespan" else self.layers)(scope, receive, send)
+
+
+def create_app(config: StackConfig) -> App:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
-    metrics, api_routes = Metrics(), (*API_ROUTES, *EXTENSION_ROUTES, *REFUSED_ROUTES)
+    metrics = Metrics()
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    table = RouteTable(api_routes, server_routes)
+    table = RouteTable((), server_routes, modules_by_resource(API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES))
+    table.load(_FIRST_RESOURCE)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+    async def lifespan(app: App) -> AsyncGenerator[None]:
         async with (
             running_telemetry(metrics.count_dropped_telemetry, several_tenants=config.has_several_tenants) as recorder,
             open_stack(config, observe_inference(recorder)) as stack,
         ):
             free_disk_bytes = await asyncio.to_thread(read_free_disk_bytes)
             services = app.state.services = _build_services(stack, metrics, free_disk_bytes)
-            stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app, api_routes)))
+            stack.responses.execute_deferred_with(_execute_lines(stack, RouteLineExecutor(services, app, table)))
             if stack.agents is not None:
-                stack.agents.drive_with(RouteLineExecutor(services, app, api_routes, is_batch=False, name="agents"))
+                stack.agents.drive_with(RouteLineExecutor(services, app, table, is_batch=False, name="agents"))
             app.state.drain = partial(_drain, stack)
             app.state.count_background = stack.responses.count_running
             app.state.end_running = services.end_running
-            build_sdk_schemas()
             tasks = {supervise("the monitor of streams", services.monitor.run)}
             if stack.accounts.organization() is not None:
-                tasks.add(supervise("the sweep of data that is too old", RetentionSweeper(stack).run))
+                sweeper = import_from_string("stack.retention.sweeper:RetentionSweeper")(stack)
+                tasks.add(supervise("the sweep of data that is too old", sweeper.run))
             if (trim := find_trim()) is not None:
                 work = partial(return_freed_memory, services.shares.bytes, trim)
                 tasks.add(supervise("the return of freed memory", work))
@@ -81,29 +92,23 @@ def create_app(config: StackConfig) -> Starlette:
                 for task in tasks:
                     task.cancel()
 
-    app = _App(lifespan=lifespan)
+    app = App(lifespan)
     app.state.draining = False
     app.state.services = None
-    described = (*API_ROUTES, *EXTENSION_ROUTES)
-    app.state.routes = (
-        *((f"/v1{route.path}", route) for route in described),
-        *((route.path, route) for route in server_routes),
-    )
+    app.state.list_routes = partial(_list_routes, server_routes)
     # the only layers around the handlers: Starlette's own ones would cost more than all else a request does here
     edge = Edge(Idempotency(dispatch, table), config, metrics, table)
-    app.middleware_stack = Console(edge) if config.serves_console else edge
+    app.layers = Console(edge) if config.serves_console else edge
     return app
 
 
-class _App(Starlette):
-    """Starlette without a coroutine of its own, which each step of every request would pass through."""
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]  # see above
-        assert self.middleware_stack is not None
-        scope["app"] = self
-        if scope["type"] == "lifespan":
-            return self.router(scope, receive, send)
-        return self.middleware_stack(scope, receive, send)
+def _list_routes(server_routes: Iterable[Route]) -> tuple[tuple[str, Route], ...]:
+    """Return the routes that documents describe, each after its path."""
+    api_routes = (*API_ROUTES, *EXTENSION_ROUTES)
+    return (
+        *((f"/v1{route.path}", route) for route in api_routes),
+        *((route.path, route) for route in server_routes),
+    )
 
 
 def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:
@@ -137,15 +142,3 @@ def _build_services(stack: Stack, metrics: Metrics, free_disk_bytes: int) -> Ser
         AdmissionQueue(config, several_tenants=stack.config.has_several_tenants),
         StoreProbe(stack.kv_store),
     )
-
-
-def build_sdk_schemas() -> None:
-    """Build the schemas of the SDK's models, which the SDK puts off: else the first requests would wait for them.
-
-    Events that hold a response or an item are written by the schemas of those.
-    """
-    kinds = get_args(get_args(ResponseStreamEvent)[0])
-    events = [kind for kind in kinds if kind.model_fields.keys().isdisjoint(("response", "item"))]
-    items = (ResponseOutputMessage, ResponseReasoningItem, ResponseFunctionToolCall)
-    for kind in (ResponseObject, *items, *events, ChatCompletion, ChatCompletionChunk):
-        kind.model_rebuild()

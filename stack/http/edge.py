@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import logging
 import secrets
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Final
 
@@ -55,6 +56,8 @@ class Edge:
         self._request_numbers = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._table.lacks(scope["path"]):
+            await self._table.load_for(scope["path"])
         # a WebSocket is opened where a POST would create the response
         match = self._table.find(scope.get("method", "POST"), scope["path"])
         set_match(scope, match)
@@ -74,20 +77,7 @@ class Edge:
                 record.status = message.get("status", 101)
                 record.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
                 record.first_byte_s = record.elapsed_s()
-                # no response has these already, so nothing is replaced
-                response_headers = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", record.id.encode()),
-                    *_SAFETY_HEADERS,
-                ]
-                if speaks_messages(scope):
-                    response_headers.append((b"request-id", record.id.encode()))
-                if context.charge is not None:
-                    limits = context.charge.headers
-                    response_headers += [(name.encode(), limits[name].encode()) for name in limits]
-                if self._cors is not None:
-                    self._cors.add_headers(MutableHeaders(raw=response_headers), Headers(scope=scope).get("origin"))
-                message["headers"] = response_headers
+                message["headers"] = self._add_headers(message.get("headers", ()), scope, context)
             elif (text := message.get("text")) is not None:
                 record.sent_bytes += len(text)
             await send(message)
@@ -104,6 +94,21 @@ class Edge:
             self._metrics.requests_in_flight -= not websocket
             end_request_span(span, scope, record)
             context.end()
+
+    def _add_headers(
+        self, headers: Iterable[tuple[bytes, bytes]], scope: Scope, context: HttpContext
+    ) -> list[tuple[bytes, bytes]]:
+        """Return these headers of a response with those that every one has, which no handler sets."""
+        request_id = context.request_record.id.encode()
+        all_headers = [*headers, (b"x-request-id", request_id), *_SAFETY_HEADERS]
+        if speaks_messages(scope):
+            all_headers.append((b"request-id", request_id))
+        if context.charge is not None:
+            limits = context.charge.headers
+            all_headers += [(name.encode(), limits[name].encode()) for name in limits]
+        if self._cors is not None:
+            self._cors.add_headers(MutableHeaders(raw=all_headers), Headers(scope=scope).get("origin"))
+        return all_headers
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record

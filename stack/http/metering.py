@@ -1,7 +1,7 @@
 """Metering: the check of a request, what it reserves under the limits of its key, and the usage with which it ends."""
 
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -16,11 +16,13 @@ from apis.images import CreateImage
 from apis.inference import ModelNames
 from apis.moderation import CreateModeration
 from apis.responses import CreateResponse
-from providers.agents.kv import StoredAgents
 from providers.common.demand import build_demand
 from providers.common.permissions import find_model, require_request
 from stack.build import Stack
 from stack.http.request_record import DISCONNECTED_STATUS, RequestRecord
+
+if TYPE_CHECKING:  # its modules are loaded where there are agents
+    from providers.agents.kv import StoredAgents
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -56,7 +58,7 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
     return GrantedRequest(_apply_settings(caller, request), resolved, model)
 
 
-async def _resolve_agent(agents: StoredAgents, caller: Caller, request: RequestT) -> RequestT:
+async def _resolve_agent(agents: "StoredAgents", caller: Caller, request: RequestT) -> RequestT:
     """Return a request whose model is a stored agent with the agent's fields put under its own."""
     if isinstance(request, CreateResponse):
         return cast("RequestT", await agents.resolve_response(request, tenant=caller.tenant))

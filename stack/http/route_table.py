@@ -1,10 +1,12 @@
 """RouteTable: finds the route of a request, once, for all that treat routes differently."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
+from apis.imports import import_from_string
 from stack.http.request_record import OTHER
 from stack.http.route import Access, Route
 
@@ -48,36 +50,62 @@ class _Node:
 
 
 class RouteTable:
-    """The routes of one app. `api_routes` have paths with and without the prefix /v1, `server_routes` only without."""
+    """The routes of one app. `api_routes` have paths with and without the prefix /v1, `server_routes` only without.
 
-    def __init__(self, api_routes: Sequence[Route], server_routes: Iterable[Route]) -> None:
+    Those of a resource in `modules` are imported by `load`, from each "module:NAME" of its rows: a server has in memory
+    what its clients use.
+    """
+
+    def __init__(
+        self,
+        api_routes: Iterable[Route],
+        server_routes: Iterable[Route],
+        modules: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._root = _Node()
         self._server_paths: dict[str, _Node] = {}
         self._resources: dict[str, Access] = {}
-        for route in api_routes:
-            self._add(route)
-            self._resources.setdefault(_parts(route.path)[0], route.access)
+        self._fixed: dict[str, dict[str, Match]] = {}
+        self._modules = dict(modules or {})
         for route in server_routes:
             node = self._server_paths.setdefault(route.path, _Node())
             node.routes[route.method], node.template = route, route.path
-        paths = [f"{prefix}{route.path}" for prefix in (_PREFIX, "") for route in api_routes if "{" not in route.path]
-        self._fixed = {path: {method: self._search(method, path) for method in ("GET", "POST")} for path in paths}
+        self._add(api_routes)
+
+    def lacks(self, path: str) -> bool:
+        """Return true if the path is of a resource that has to be loaded before a route of it is found."""
+        return path not in self._fixed and _resource_of(path) in self._modules
+
+    async def load_for(self, path: str) -> None:
+        """Load the resource of the path, in a thread."""
+        await asyncio.to_thread(self.load, _resource_of(path))
+
+    def load(self, resource: str) -> None:
+        """Import the rows of a resource, and add them."""
+        rows = [route for name in self._modules.get(resource, ()) for route in import_from_string(name)]
+        self._add(route for route in rows if _resource_of(route.path) == resource)
+        self._modules.pop(resource, None)
 
     def find(self, method: str, path: str) -> Match:
         """Return what is known of a request by its method and path."""
         match = self._fixed.get(path, {}).get(method)
         return self._search(method, path) if match is None else match
 
-    def _add(self, route: Route) -> None:
-        node = self._root
-        for part in _parts(route.path):
-            is_parameter = part.startswith("{")
-            key = (_REST if part.endswith(_REST[1:]) else _ONE_PART) if is_parameter else part
-            node = node.following.setdefault(key, _Node())
-        node.routes[route.method], node.template = route, f"{_PREFIX}{route.path}"
+    def _add(self, routes: Iterable[Route]) -> None:
+        new_routes = [*routes]
+        for route in new_routes:
+            node = self._root
+            for part in _parts(route.path):
+                is_parameter = part.startswith("{")
+                key = (_REST if part.endswith(_REST[1:]) else _ONE_PART) if is_parameter else part
+                node = node.following.setdefault(key, _Node())
+            node.routes[route.method], node.template = route, f"{_PREFIX}{route.path}"
+            self._resources.setdefault(_resource_of(route.path), route.access)
+        paths = [f"{prefix}{route.path}" for prefix in (_PREFIX, "") for route in new_routes if "{" not in route.path]
+        self._fixed |= {path: {method: self._search(method, path) for method in ("GET", "POST")} for path in paths}
 
     def _search(self, method: str, path: str) -> Match:
-        inner = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
+        inner = _without_prefix(path)
         nodes = [*_walk(self._root, _parts(inner))] if inner.startswith("/") else []
         if path in self._server_paths:
             nodes.append((self._server_paths[path], ()))
@@ -90,7 +118,16 @@ class RouteTable:
         if nodes:
             access = next(iter(nodes[0][0].routes.values())).access
             return Match(None, routes, nodes[0][0].template, {}, access)
-        return Match(None, routes, OTHER, {}, self._resources.get(_parts(inner)[0]))
+        return Match(None, routes, OTHER, {}, self._resources.get(_resource_of(path)))
+
+
+def _without_prefix(path: str) -> str:
+    return path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
+
+
+def _resource_of(path: str) -> str:
+    """Return the first part of the path below /v1."""
+    return _parts(_without_prefix(path))[0]
 
 
 def _parts(path: str) -> list[str]:

@@ -89,7 +89,7 @@ _VOICES: Final = "A voice is", f". {_TEXT_ONLY}"
 _MESSAGE_BATCHES: Final = "A batch of messages is", ": use /v1/batches with lines of responses."
 _BATCH_PATH: Final = "/messages/batches/{batch_id}"
 _SESSION_TRACES: Final = "A trace of a session is", ": read its events and items, or set up OpenTelemetry."
-ABSENT_ROUTES: Final = (
+_ABSENCES: Final = (
     AbsentRoute(("GET",), "/chat/completions", *_STORED_CHATS, param="store"),
     AbsentRoute(("GET", "POST", "DELETE"), _COMPLETION_PATH, *_STORED_CHATS, param="store"),
     AbsentRoute(("GET",), f"{_COMPLETION_PATH}/messages", *_STORED_CHATS, param="store"),
@@ -121,6 +121,7 @@ ABSENT_ROUTES: Final = (
         for rest in ("", "/{rest:path}")
     ),
 )
+ABSENT_ROUTES: Final = tuple(route for row in _ABSENCES for route in row.to_routes())
 """Single routes of other servers, below resources that are served."""
 
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable
 from typing import Final
 
 import orjson
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from apis.accounts.accounts import Caller
 from apis.batches.batches import BatchOwner, LineAnswer
@@ -27,7 +25,7 @@ from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.common.held_bytes import HELD_PLACES
 from stack.http.context import HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
-from stack.http.route import Route
+from stack.http.route_table import RouteTable
 from stack.http.sse import response_to_json
 
 _RESPONSES: Final = "/v1/responses"
@@ -42,14 +40,14 @@ class RouteLineExecutor:
     no lines of batches are executed in the same way, but for responses that exist: their senders look for these."""
 
     def __init__(
-        self, services: Services, app: Starlette, routes: Iterable[Route], *, is_batch: bool = True, name: str = _ROUTE
+        self, services: Services, app: ASGIApp, table: RouteTable, *, is_batch: bool = True, name: str = _ROUTE
     ) -> None:
         """`name` is the route of the requests in the metrics."""
         self._is_batch = is_batch
         self._name = name
         self._services = services
         self._app = app
-        self._handlers = {f"/v1{route.path}": route.handler for route in routes if route.batched}
+        self._table = table
 
     def interactive_requests(self) -> int:
         return self._services.metrics.requests_in_flight
@@ -118,7 +116,11 @@ class RouteLineExecutor:
             # this client never leaves
             return messages.pop() if messages else await asyncio.get_running_loop().create_future()
 
-        response = await self._handlers[endpoint](Request(scope, receive), context, self._services)
+        if self._table.lacks(endpoint):
+            await self._table.load_for(endpoint)
+        route = self._table.find("POST", endpoint).route
+        assert route is not None
+        response = await route.handler(Request(scope, receive), context, self._services)
         return LineAnswer(response.status_code, context.request_id, bytes(response.body))
 
 

@@ -44,7 +44,7 @@ async def get_metrics(_http: Request, _context: HttpContext, services: Services)
 
 
 async def get_openapi(http: Request, _context: HttpContext, _services: Services) -> Response:
-    return json_response(await asyncio.to_thread(_render_openapi, http.app.state.routes))
+    return json_response(await asyncio.to_thread(_render_openapi, http.app.state.list_routes))
 
 
 SERVER_ROUTES: Final = (
@@ -59,6 +59,6 @@ PROBE_PATHS: Final = frozenset(route.path for route in (*SERVER_ROUTES, METRICS_
 """Paths that are requested all the time, also while the server has no room for others."""
 
 
-def _render_openapi(routes: tuple[tuple[str, Route], ...]) -> bytes:
+def _render_openapi(list_routes: Callable[[], tuple[tuple[str, Route], ...]]) -> bytes:
     render: Callable[[tuple[tuple[str, Route], ...]], bytes] = import_from_string("stack.http.openapi:render_document")
-    return render(routes)
+    return render(list_routes())

@@ -1,70 +1,75 @@
-"""All routes below /v1, by the modules of their resources."""
+"""All routes below /v1, by the names of their resources. Their modules are imported at the first request to one."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from stack.http.routes.absences import ABSENT_ROUTES
-from stack.http.routes.agents import AGENT_ROUTES
-from stack.http.routes.audio import AUDIO_ROUTES
-from stack.http.routes.batches import BATCH_ROUTES
-from stack.http.routes.chat import CHAT_ROUTES
-from stack.http.routes.completions import COMPLETION_ROUTES
-from stack.http.routes.console.overview import OVERVIEW_ROUTES
-from stack.http.routes.console.page_images import PAGE_IMAGE_ROUTES
-from stack.http.routes.containers import CONTAINER_ROUTES
-from stack.http.routes.conversations import CONVERSATION_ROUTES
-from stack.http.routes.decisions import DECISION_ROUTES, SYSTEM_ONE_ROUTES
-from stack.http.routes.embeddings import EMBEDDING_ROUTES
-from stack.http.routes.files import FILE_ROUTES
-from stack.http.routes.images import IMAGE_ROUTES
-from stack.http.routes.listings import LISTING_ROUTES
-from stack.http.routes.messages import MESSAGE_ROUTES
-from stack.http.routes.models import MODEL_ROUTES
-from stack.http.routes.moderations import MODERATION_ROUTES
-from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
-from stack.http.routes.organization.table import (
-    ORGANIZATION_EXTENSION_ROUTES,
-    ORGANIZATION_ROUTES,
-    REFUSED_ORGANIZATION_ROUTES,
-)
-from stack.http.routes.responses import RESPONSE_ROUTES
-from stack.http.routes.skills import SKILL_ROUTES
-from stack.http.routes.traces import TRACE_ROUTES
-from stack.http.routes.uploads import UPLOAD_ROUTES
-from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
-from stack.http.routes.webhook_endpoints import WEBHOOK_ENDPOINT_ROUTES
+from apis.imports import import_from_string
+from stack.http.route import Route
 
-API_ROUTES: Final = (
-    *RESPONSE_ROUTES,
-    *CHAT_ROUTES,
-    *COMPLETION_ROUTES,
-    *EMBEDDING_ROUTES,
-    *DECISION_ROUTES,
-    *MODERATION_ROUTES,
-    *IMAGE_ROUTES,
-    *AUDIO_ROUTES,
-    *MODEL_ROUTES,
-    *CONVERSATION_ROUTES,
-    *AGENT_ROUTES,
-    *FILE_ROUTES,
-    *VECTOR_STORE_ROUTES,
-    *CONTAINER_ROUTES,
-    *UPLOAD_ROUTES,
-    *BATCH_ROUTES,
-    *WEBHOOK_ENDPOINT_ROUTES,
-    *ORGANIZATION_ROUTES,
-    *SKILL_ROUTES,
+
+class RouteRows:
+    """The rows of several modules, as "module:NAME", each with the first parts of the paths that its rows have."""
+
+    def __init__(self, modules: Mapping[str, tuple[str, ...]]) -> None:
+        self.modules: Final = modules
+
+    def __iter__(self) -> Iterator[Route]:
+        """Import all of the modules, and yield their rows."""
+        for rows in self.modules:
+            yield from import_from_string(rows)
+
+
+API_ROUTES: Final = RouteRows(
+    {
+        "stack.http.routes.responses:RESPONSE_ROUTES": ("responses",),
+        "stack.http.routes.chat:CHAT_ROUTES": ("chat",),
+        "stack.http.routes.completions:COMPLETION_ROUTES": ("completions",),
+        "stack.http.routes.embeddings:EMBEDDING_ROUTES": ("embeddings",),
+        "stack.http.routes.decisions:DECISION_ROUTES": ("decisions",),
+        "stack.http.routes.moderations:MODERATION_ROUTES": ("moderations",),
+        "stack.http.routes.images:IMAGE_ROUTES": ("images",),
+        "stack.http.routes.audio:AUDIO_ROUTES": ("audio",),
+        "stack.http.routes.models:MODEL_ROUTES": ("models",),
+        "stack.http.routes.conversations:CONVERSATION_ROUTES": ("conversations",),
+        "stack.http.routes.agents:AGENT_ROUTES": ("agents", "vaults"),
+        "stack.http.routes.files:FILE_ROUTES": ("files",),
+        "stack.http.routes.vector_stores:VECTOR_STORE_ROUTES": ("vector_stores",),
+        "stack.http.routes.containers:CONTAINER_ROUTES": ("containers",),
+        "stack.http.routes.uploads:UPLOAD_ROUTES": ("uploads",),
+        "stack.http.routes.batches:BATCH_ROUTES": ("batches",),
+        "stack.http.routes.webhook_endpoints:WEBHOOK_ENDPOINT_ROUTES": ("webhook_endpoints", "webhook_event_types"),
+        "stack.http.routes.organization.table:ORGANIZATION_ROUTES": ("organization",),
+        "stack.http.routes.skills:SKILL_ROUTES": ("skills",),
+    }
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
-EXTENSION_ROUTES: Final = (
-    *MESSAGE_ROUTES,
-    *SYSTEM_ONE_ROUTES,
-    *LISTING_ROUTES,
-    *OVERVIEW_ROUTES,
-    *PAGE_IMAGE_ROUTES,
-    *TRACE_ROUTES,
-    *ORGANIZATION_EXTENSION_ROUTES,
-    *OWN_KEY_ROUTES,
+EXTENSION_ROUTES: Final = RouteRows(
+    {
+        "stack.http.routes.messages:MESSAGE_ROUTES": ("messages",),
+        "stack.http.routes.decisions:SYSTEM_ONE_ROUTES": ("systemone",),
+        "stack.http.routes.listings:LISTING_ROUTES": ("conversations", "responses"),
+        "stack.http.routes.console.overview:OVERVIEW_ROUTES": ("stack",),
+        "stack.http.routes.console.page_images:PAGE_IMAGE_ROUTES": ("files", "stack"),
+        "stack.http.routes.traces:TRACE_ROUTES": ("traces",),
+        "stack.http.routes.organization.table:ORGANIZATION_EXTENSION_ROUTES": ("organization",),
+        "stack.http.routes.organization.own_key:OWN_KEY_ROUTES": ("stack",),
+    }
 )
 """Routes that OpenAI's API does not have."""
-REFUSED_ROUTES: Final = (*REFUSED_ORGANIZATION_ROUTES, *(route for row in ABSENT_ROUTES for route in row.to_routes()))
+REFUSED_ROUTES: Final = RouteRows(
+    {
+        "stack.http.routes.organization.table:REFUSED_ORGANIZATION_ROUTES": ("organization",),
+        "stack.http.routes.absences:ABSENT_ROUTES": ("agents", "audio", "chat", "images", "messages", "models"),
+    }
+)
 """Routes of other servers that answer with the reason why they are not offered; no document describes them."""
+
+
+def modules_by_resource(*rows: RouteRows) -> Mapping[str, Sequence[str]]:
+    """Return what has the rows of each resource, by its name."""
+    modules: dict[str, list[str]] = {}
+    for each in rows:
+        for module, resources in each.modules.items():
+            for resource in resources:
+                modules.setdefault(resource, []).append(module)
+    return modules

@@ -16,7 +16,7 @@ from tests.support.servers.serving import serving
 
 async def test_every_route_of_the_app_is_in_the_matrix_and_closed_without_a_key() -> None:
     async with serving(more=STORED) as served:
-        described = {(route.method, path) for path, route in served.app.state.routes}
+        described = {(route.method, path) for path, route in served.app.state.list_routes()}
         own = {route for route in (*SERVER_ROUTES, METRICS_ROUTE) if route.access.needs_key}
         in_matrix = {(route.method, f"/v1{route.path}") for route in ROUTES}
         assert described - in_matrix == {("GET", path) for path in PROBE_PATHS | {route.path for route in own}}

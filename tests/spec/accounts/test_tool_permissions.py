@@ -151,7 +151,7 @@ async def test_the_routes_of_a_tool_are_closed_with_it(served: Served) -> None:
 async def test_every_post_declares_whether_it_stores_content() -> None:
     """A new route cannot forget it, and skills and webhooks store as files do."""
     with pytest.raises(TypeError, match="declare"):
-        Route("POST", "/new", RESPONSES, API_ROUTES[0].handler)
+        Route("POST", "/new", RESPONSES, next(iter(API_ROUTES)).handler)
     storing = {route.path.split("/")[1] for route in (*API_ROUTES, *EXTENSION_ROUTES) if route.stores}
     assert storing == {
         *("agents", "batches", "containers", "conversations", "files", "skills", "traces", "uploads", "vaults"),

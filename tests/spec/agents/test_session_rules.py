@@ -268,7 +268,7 @@ async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:
 async def test_a_key_needs_the_scope_of_agents() -> None:
     """A reader sees sessions, and writes none."""
     async with serving() as served:
-        routes = {(route.method, path): route for path, route in served.app.state.routes}
+        routes = {(route.method, path): route for path, route in served.app.state.list_routes()}
     assert routes["POST", "/v1/agents"].access.find_scopes("POST") == {"api.agents.write"}
     assert routes["GET", "/v1/agents"].access.find_scopes("GET") == {"read", "api.agents.read", "api.agents.write"}
 

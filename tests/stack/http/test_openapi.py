@@ -417,7 +417,7 @@ async def test_the_document_names_every_route_each_operation_by_an_id_of_its_own
     assert document["openapi"].startswith("3.1")
     assert {"/healthz", "/readyz", "/version", "/metrics", "/openapi.json"} <= document["paths"].keys()
     operations = [operation for path in document["paths"].values() for operation in path.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations) > len(API_ROUTES)
+    assert len({operation["operationId"] for operation in operations}) == len(operations) > len([*API_ROUTES])
     assert not any("422" in operation["responses"] for operation in operations)
     for schema in document["components"]["schemas"].values():
         assert jsonschema_rs.meta.is_valid(schema)

@@ -8,12 +8,13 @@ import pytest
 from starlette.responses import Response
 
 from apis.batches.batches import BatchEndpoint
+from apis.imports import import_from_string
 from stack.config import StackConfig
 from stack.http.gates import CorsPolicy, Gates
 from stack.http.request_record import OTHER
 from stack.http.route import ADMINISTRATION, ANY_KEY, FILES, RESPONSES, Route
 from stack.http.route_table import RouteTable
-from stack.http.routes.table import API_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, modules_by_resource
 from tests.support.servers.serving import MEMORY, SCRIPTED
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +80,27 @@ def test_an_unknown_path_below_a_resource_needs_the_access_of_the_resource() -> 
     assert TABLE.find("GET", "/v1/things/a/b/c/d").access is RESPONSES
     assert TABLE.find("GET", "/v1/others").access is None
     assert RouteTable(API_ROUTES, ()).find("GET", "/v1/organization/odd").access is ADMINISTRATION
+
+
+@pytest.mark.parametrize(
+    ("name", "resources"),
+    [*API_ROUTES.modules.items(), *EXTENSION_ROUTES.modules.items(), *REFUSED_ROUTES.modules.items()],
+)
+def test_the_table_names_the_resources_of_the_rows_of_each_module(name: str, resources: tuple[str, ...]) -> None:
+    routes: tuple[Route, ...] = import_from_string(name)
+    assert sorted({route.path.split("/")[1] for route in routes}) == sorted(resources)
+
+
+async def test_the_routes_of_a_resource_are_found_after_it_was_loaded() -> None:
+    modules = modules_by_resource(API_ROUTES, EXTENSION_ROUTES)
+    table = RouteTable((LIST,), (HEALTH,), modules)
+    for path in ("/v1/files", "/batches/batch_1", "/v1/conversations/conv_1/items"):
+        assert table.lacks(path)
+        await table.load_for(path)
+        assert not table.lacks(path)
+        assert table.find("GET", path).route is not None
+    assert table.find("GET", "/v1/files").access is FILES
+    assert [path for path in ("/v1/things", "/health", "/unheard/of") if table.lacks(path)] == []
 
 
 def test_the_lines_of_batches_are_those_of_the_routes_that_say_so() -> None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openai import AsyncOpenAI
-from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from providers.common.fair_turns import TenantTurn
 from stack.build import Stack
 from stack.config import HttpServerConfig, StackConfig
-from stack.http.app import create_app
+from stack.http.app import App, create_app
 from stack.http.peer import Peer, get_peer, peer_state
 from stack.http.sse import DONE_FRAME
 from stack.serving.serve import DrainingServer
@@ -33,7 +32,7 @@ class Served:
 
     client: AsyncOpenAI
     url: str
-    app: Starlette
+    app: App
     streams: "Recorder"
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, it ends the server as SIGTERM does."""
@@ -48,7 +47,7 @@ class Served:
 class Recorder:
     """ASGI middleware that keeps every response stream, and can check them all."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self.state = app.state
         self.router = app.router
