@@ -17,7 +17,7 @@ from stack.deferred_packages import defer_package
 for package in (
     *("openai", "openai.types", "openai.types.chat", "openai.types.containers", "openai.types.conversations"),
     *("openai.types.responses", "openai.types.shared", "openai.types.shared_params", "openai.types.skills"),
-    *("openai.types.uploads", "openai.types.vector_stores", "psutil", "uvicorn"),
+    *("openai.types.uploads", "openai.types.vector_stores", "logging.config", "prometheus_client", "psutil", "uvicorn"),
 ):
     defer_package(package)
 

@@ -3,12 +3,14 @@
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 import threading
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, Final
 
+_DEFINITION: Final = re.compile(r"^(def|class) ", re.MULTILINE)
 _lock = threading.RLock()
 _begun: Final[set[str]] = set()
 _reexports: Final[dict[str, dict[str, tuple[str, str]]]] = {}
@@ -18,10 +20,12 @@ class _DeferredPackage(ModuleType):
     """A package that is executed when a name that it does not have yet is looked up in it.
 
     A package that does nothing but import names from other modules is not even then: only the module of the name is
-    imported.
+    imported. Nor is one for the name of a submodule.
     """
 
     def __getattr__(self, name: str) -> Any:
+        if "__path__" in vars(self) and importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
+            return importlib.import_module(f"{self.__name__}.{name}")
         with _lock:
             if self.__name__ not in _reexports:
                 _reexports[self.__name__] = _read_reexports(self)
@@ -48,9 +52,11 @@ def _read_reexports(package: ModuleType) -> dict[str, tuple[str, str]]:
     """Return the module that each name of the package is imported from, and its name there; nothing if the package does
     more than import names and set constants."""
     loader = package.__spec__ and package.__spec__.loader
-    source = loader.get_source(package.__name__) if isinstance(loader, SourceFileLoader) else None
+    source = (loader.get_source(package.__name__) if isinstance(loader, SourceFileLoader) else None) or ""
+    if _DEFINITION.search(source):  # to parse a large module would take more memory than the module itself
+        return {}
     reexports: dict[str, tuple[str, str]] = {}
-    for statement in ast.parse(source or "").body:
+    for statement in ast.parse(source).body:
         match statement:
             case ast.ImportFrom(module="__future__") | ast.Assign(value=ast.Constant() | ast.List()):
                 pass
@@ -67,7 +73,8 @@ def defer_package(name: str) -> None:
 
     The own module of `openai` would import its client and all resources: a fifth of a second and 14 MB. Those of its
     types would import all types of their part of the API: a twentieth of a second and 5 MB. That of `uvicorn` would
-    import a command line, and `psutil` is for the metrics and the fetcher: together 15 ms and 2 MB.
+    import a command line, and `psutil` is for the metrics and the fetcher: together 15 ms and 2 MB. `prometheus_client`
+    would import servers of its own, and `logging.config` is for a configuration that uvicorn is not given: 1.5 MB.
     """
     if name in sys.modules:
         return

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import multiprocess, values
+from prometheus_client.metrics import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from apis.errors import StackError
 from apis.inference import Inference
@@ -33,7 +33,7 @@ from stack import __version__
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCounts
 
 METRICS_PATH: Final = "/metrics"
-CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKET_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _SHARE_BOUNDS: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 _MAX_MODELS: Final = 256
@@ -182,7 +182,13 @@ class Metrics:
 
     async def render_text(self) -> bytes:
         """Return all metrics in Prometheus' text format; of this process, `refresh` sets the gauges first."""
-        return await asyncio.to_thread(generate_latest, _Scrape(self._registry, self._directory))
+        return await asyncio.to_thread(_render, _Scrape(self._registry, self._directory))
+
+
+def _render(scrape: "_Scrape") -> bytes:
+    from prometheus_client.exposition import generate_latest  # noqa: PLC0415 - with servers of its own, only to render
+
+    return generate_latest(scrape)
 
 
 class _Scrape(Collector):

@@ -16,13 +16,14 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import Server
 
 from apis.errors import Overloaded
+from apis.imports import import_from_string
 from apis.ticks import wait_for_tick
 from stack.http.answers import error_response
 from stack.http.peer import get_peer
@@ -31,7 +32,6 @@ from stack.server_config import HttpServerConfig
 from stack.serving.connection import HttpServerConnection
 from stack.serving.listener import Listener
 from stack.serving.open_connections import OpenConnections
-from stack.serving.socket_connection import WebSocketServerConnection
 
 # An idle connection stays open longer than those of the load balancers in common use (60 s): were it the other way
 # round, they would send a request into a connection that is being closed.
@@ -87,7 +87,7 @@ class DrainingServer(Server):
             Config(
                 _RequestGate(app, self._open_connections),
                 loop="asyncio",
-                ws=WebSocketServerConnection,
+                ws=cast("Any", _open_websocket),
                 ws_max_size=config.max_body_bytes,
                 ws_ping_interval=config.keep_alive_s,
                 # a client that runs a tool may not read for minutes, and is none the worse for that
@@ -309,6 +309,11 @@ class _RequestGate:
             await asyncio.sleep(0)
 
 
+def _open_websocket(**arguments: Any) -> asyncio.Protocol:
+    """Return the connection of a WebSocket, whose modules are imported for the first one."""
+    return import_from_string("stack.serving.socket_connection:WebSocketServerConnection")(**arguments)
+
+
 async def serve(
     app: ServedApp,
     config: HttpServerConfig,
@@ -324,10 +329,10 @@ async def serve(
     twice a second while the event loop runs.
     """
     _raise_file_limit()
+    _share_arenas()  # before the lifespan, which starts threads
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
         _tune_garbage_collector()
-        _share_arenas()
         # a thread that calculates lets the event loop go on after so many seconds, five times as often as by default
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         await DrainingServer(app, config, on_listening, others_keep_serving, on_beat).serve(sockets=[listener])

@@ -1,7 +1,7 @@
 """The server's cost, measured from outside: `python -m pytest tests/bench -m bench -s`.
 
 CPU times are those of the server's whole process tree; they differ between machines, their ratios hardly do. Nothing
-is asserted of them, only that every answer was whole.
+is asserted of them, only that every answer was whole. Of memory there are bounds.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import psutil
@@ -22,6 +23,7 @@ from tests.support.servers.stack_process import running_stack
 from tests.support.servers.upstream_process import running_upstream
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+MAX_SERVER_MIB: Final = 80
 CONFIG = """
 server: {{log_level: warning}}
 inference: {{provider: vllm, base_url: "http://127.0.0.1:{port}/v1"}}
@@ -211,6 +213,22 @@ async def test_cost_of_an_agent_of_ten_tool_turns(bench: Bench) -> None:
         print(
             f"\nagent of ten tool turns, {at_once} at once: {cpu_ms:.1f} ms of CPU, turn 10 / turn 2 {late / early:.2f}"
         )
+
+
+async def test_memory_of_a_server_after_its_first_answer(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "bench.yaml").write_text(CONFIG.format(port=port))
+    async with (
+        running_upstream(port),
+        running_stack("bench.yaml", cwd=tmp_path) as (url, pid),
+        aiohttp.ClientSession() as http,
+    ):
+        server = psutil.Process(pid)
+        await Bench(url, server, http).ask(16, 0, stream=True)
+        size_mib = server.memory_info().rss / 1024 / 1024
+        print(f"\na server after its first answer: {size_mib:.1f} MiB")
+        assert not server.children()
+        assert size_mib < MAX_SERVER_MIB
 
 
 async def test_memory_of_an_open_stream(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The server imports of some packages only what it uses; the rest is there for those who use it."""
+"""The server imports what it uses, of packages and of its own rooms; the rest is there for those who use it."""
 
 import subprocess
 import sys
@@ -40,3 +40,32 @@ def test_packages_are_executed_when_they_are_first_used() -> None:
         "module 'openai.types' has no attribute 'no_such_name'\n"
         "module 'openai.types.responses' has no attribute 'no_such_name'\n"
     )
+
+
+ROOMS = """
+import sys
+import stack.cli
+from stack.wiring import load_wired_config
+from stack.serving import launch
+from stack.http.app import create_app
+create_app(load_wired_config("vllm")[0])
+print(*sys.modules)
+"""
+
+
+def test_a_server_imports_the_rooms_that_its_run_config_names_and_the_routes_of_responses() -> None:
+    run = subprocess.run([sys.executable, "-c", ROOMS], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    routes = {name.partition("stack.http.routes.")[2] for name in loaded if name.startswith("stack.http.routes.")}
+    assert routes == {
+        *("absences", "batch_lines", "calls", "console", "console.page", "server", "table"),
+        *("conversations", "listings", "responses"),
+    }
+    rooms = ("batches", "files", "moderation", "skills", "tool_servers", "uploads", "vaults", "vector_stores")
+    unused = (
+        *(f"providers.{room}" for room in rooms),
+        *("apis.messages", "stack.http.messages.conversion", "stack.http.openapi", "stack.retention"),
+        *("html", "prometheus_client.exposition", "psutil._common", "websockets.protocol"),
+    )
+    assert loaded.isdisjoint(unused)
+    assert "apis.responses" in loaded
