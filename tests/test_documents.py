@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sqlite3
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from stack.server_config import HttpServerConfig
 from stack.wiring import wire_providers
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.reference_pages import render_pages
+from tests.support.servers.forked_process import forked_output, forked_stack
 from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.stack_process import STACK, running_stack
 from tests.support.waiting import until
@@ -154,7 +154,7 @@ async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_pa
     program = blocks("README.md", "python")[0]
     async with running_stack(str(ROOT / "configs/local.yaml"), cwd=tmp_path) as (url, _):
         assert "http://127.0.0.1:8321" in program
-        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+        output = await forked_output(program.replace("http://127.0.0.1:8321", url))
     assert "Paris" in output
 
 
@@ -164,9 +164,9 @@ async def test_the_program_of_the_page_on_messages_prints_an_answer(tmp_path: Pa
     one: Json = {"provider": "scripted", "model": aliases["claude-sonnet-5-5"], "turns": [[{"text": ["Pa", "ris"]}]]}
     router: Json = {"provider": "router", "providers": {"one": one}, "aliases": aliases}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": router}))
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _):
         assert "http://127.0.0.1:8321" in program
-        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+        output = await forked_output(program.replace("http://127.0.0.1:8321", url))
     assert output == "Paris"
 
 
@@ -192,9 +192,9 @@ async def output_of_page(document: str, turns: Sequence[Sequence[Json]], folder:
     (model,) = re.findall(r'"?model"?[=:] ?"([^"]+)"', program)
     inference: Json = {"provider": "scripted", "model": model, "turns": turns}
     (folder / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference}))
-    async with running_stack("run.yaml", cwd=folder) as (url, _):
+    async with forked_stack("run.yaml", cwd=folder) as (url, _):
         assert "http://127.0.0.1:8321" in program
-        return await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+        return await forked_output(program.replace("http://127.0.0.1:8321", url))
 
 
 async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: Path, **sections: Json) -> str:
@@ -203,9 +203,9 @@ async def output_of_feature(word: str, turns: Sequence[Sequence[Json]], folder: 
     (model,) = re.findall(r'model="([^"]+)"', program)
     inference: Json = {"provider": "scripted", "model": model, "turns": turns}
     (folder / "run.yaml").write_text(yaml.safe_dump({**SCRIPTED, "inference": inference, **sections}))
-    async with running_stack("run.yaml", cwd=folder) as (url, _):
+    async with forked_stack("run.yaml", cwd=folder) as (url, _):
         client = f"from openai import OpenAI\nclient = OpenAI(base_url='{url}/v1', api_key='none')\n"
-        return await output_of((sys.executable, "-c", client + program))
+        return await forked_output(client + program)
 
 
 async def test_the_program_that_loses_a_background_stream_reads_the_rest_of_it(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_the_example_provider_runs(document: str, name: str, model: str, a
     (tmp_path / f"{name}.py").write_text(named_block(document, "python", f"# {name}.py"))
     (config,) = (block for block in blocks(document, "yaml") if f"{name}:" in block or f"{name}.py:" in block)
     (tmp_path / "run.yaml").write_text(config)
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
         assert (await client.responses.create(model=model, input="Hi")).output_text == answer
 
 
@@ -264,20 +264,21 @@ async def create_response(url: str) -> str:
 async def test_a_backup_restores_and_a_purge_deletes_one_tenant_only(tmp_path: Path) -> None:
     config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    for name in ("backup", "purge"):
-        page = {"backup": "backup.md", "purge": "retention.md"}[name]
-        (tmp_path / f"{name}.py").write_text(named_block(f"{OPERATING}/{page}", "python", f"# {name}.py"))
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+    programs = {
+        name: named_block(f"{OPERATING}/{page}", "python", f"# {name}.py")
+        for name, page in (("backup", "backup.md"), ("purge", "retention.md"))
+    }
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _):
         response_id = await create_response(url)
-        await output_of((sys.executable, "backup.py"), cwd=tmp_path)
+        await forked_output(programs["backup"], cwd=tmp_path)
     shutil.copy(tmp_path / "backup.db", tmp_path / "responses.db")
     for suffix in ("-wal", "-shm"):
         (tmp_path / f"responses.db{suffix}").unlink(missing_ok=True)
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
         assert (await client.responses.retrieve(response_id)).id == response_id
     with sqlite3.connect(tmp_path / "responses.db") as database:
         database.execute("INSERT INTO entries VALUES (x'64656661756c74302f78', x'', 1, NULL)")  # default0/x
-    await output_of((sys.executable, "purge.py", "default"), cwd=tmp_path)
+    await forked_output(programs["purge"], "default", cwd=tmp_path)
     with sqlite3.connect(tmp_path / "responses.db") as database:
         keys = [bytes(key) for (key,) in database.execute("SELECT key FROM entries")]
     assert not [key for key in keys if key.startswith(b"default/")]
@@ -301,7 +302,7 @@ async def test_workers_restart_one_by_one_without_a_failed_request(tmp_path: Pat
 async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
     (tmp_path / "logs").mkdir()
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _):
         server = named_block(f"{OPERATING}/deploy.md", "nginx", "proxy_pass")
         server = server.replace("http://127.0.0.1:8321", url).replace("listen 8080", f"listen unix:{tmp_path}/socket")
         http = f"access_log off; client_body_temp_path {tmp_path}/body; proxy_temp_path {tmp_path}/proxy; {server}"
@@ -333,7 +334,7 @@ async def test_the_systemd_unit_starts_a_command_that_exists() -> None:
 
 async def test_the_metrics_that_the_operations_page_names_are_there(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
-    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+    async with forked_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
         async for _event in await client.responses.create(model="scripted", input="Hi", stream=True):
             pass
         metrics = await output_of(("curl", "-s", f"{url}/metrics"))

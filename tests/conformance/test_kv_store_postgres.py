@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import AsyncExitStack, suppress
 
 import asyncpg
 import pytest
@@ -15,6 +13,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Put
 from providers.common.net.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
+from tests.support.servers.forked_process import forked_process
 from tests.support.servers.postgres_server import PASSWORD, PostgresServer
 
 BOUND_S = 30
@@ -200,17 +199,10 @@ async def test_a_store_starts_before_its_server(server: PostgresServer, caplog: 
 async def test_processes_that_start_at_once_lose_no_increment_and_never_lock_each_other_out(
     server: PostgresServer, admin: object
 ) -> None:
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", COUNTERS, server.url, cwd=Path(__file__).parents[2])
-        for _ in range(PROCESSES)
-    ]
-    try:
-        async with asyncio.timeout(BOUND_S):
-            codes = await asyncio.gather(*[process.wait() for process in processes])
-    finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
+    async with AsyncExitStack() as running, asyncio.timeout(BOUND_S):
+        begun = [running.enter_async_context(forked_process(COUNTERS, server.url, stderr=2)) for _ in range(PROCESSES)]
+        processes = await asyncio.gather(*begun)
+        codes = await asyncio.gather(*[process.wait() for process in processes])
     assert codes == [0] * PROCESSES
     store = Postgres(config(server.url, namespace="counters"))
     await store.start()

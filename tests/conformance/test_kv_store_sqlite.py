@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import signal
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +18,7 @@ from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite import SQLite
 from providers.kv_store.sqlite_checkpoints import WalCheckpoints
 from providers.kv_store.sqlite_file import Database
+from tests.support.servers.forked_process import forked_process
 
 BOUND_S = 30
 
@@ -71,16 +70,11 @@ async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
 
 
 async def test_a_killed_writer_loses_nothing_it_acknowledged(stores: Stores) -> None:
-    writer = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WRITER, str(stores.path), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
-    )
-    assert writer.stdout is not None
-    try:
+    async with forked_process(WRITER, str(stores.path), stderr=2) as writer:
         async with asyncio.timeout(BOUND_S):
             acknowledged = [(await writer.stdout.readline()).decode().strip() for _ in range(300)]
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        rest, _ = await writer.communicate()
+        writer.kill()
+        rest = await writer.stdout.read()
     acknowledged += [line for line in rest.decode().split("\n")[:-1] if line]
     store = await stores.open()
     entries = await store.get_many(acknowledged)

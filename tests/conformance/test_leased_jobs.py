@@ -1,9 +1,8 @@
 """LeasedJobs on each shared store: workers that are killed, slow or closed in the middle of a job."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
 from apis.storage.records import decode_record, encode_record
 from providers.common.jobs import MAX_UNRETURNED, Job, JobRecord
 from providers.common.state.worker_signs import WorkerSign
+from tests.support.servers.forked_process import ForkedProcess, forked_process
 from tests.support.servers.job_worker import (
     DEATHS_KEY,
     LEASE_S,
@@ -26,7 +26,7 @@ from tests.support.servers.job_worker import (
 from tests.support.waiting import until
 
 BOUND_S = 60
-PROGRAM = "tests.support.servers.job_worker"
+PROGRAM = "import asyncio; from tests.support.servers.job_worker import main; asyncio.run(main())"
 
 
 @pytest.fixture
@@ -36,15 +36,8 @@ async def kv(shared_store: dict[str, Any]) -> AsyncGenerator[KVStore]:
     await store.close()
 
 
-@asynccontextmanager
-async def worker_process(section: dict[str, Any]) -> AsyncGenerator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", PROGRAM, msgspec.json.encode(section).decode())
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def worker_process(section: dict[str, Any]) -> AbstractAsyncContextManager[ForkedProcess]:
+    return forked_process(PROGRAM, msgspec.json.encode(section).decode(), stderr=2)
 
 
 async def read_ends(kv: KVStore, *names: str) -> list[str]:

@@ -102,6 +102,14 @@ async def forked_stack(file: str, cwd: Path) -> AsyncGenerator[tuple[str, int]]:
             await process.wait()
 
 
+async def forked_output(program: str, *arguments: str, cwd: Path = ROOT) -> str:
+    """Return what a Python program prints, which ends without an error."""
+    async with asyncio.timeout(START_S), forked_process(program, *arguments, cwd=cwd, stderr=2) as process:
+        output = await process.stdout.read()
+        assert await process.wait() == 0
+    return output.decode()
+
+
 @asynccontextmanager
 async def _reading(descriptor: int) -> AsyncGenerator[StreamReader]:
     reader = StreamReader()
