@@ -17,7 +17,7 @@ from providers import PROVIDERS
 from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.kv_store.sqlite import SQLite
 from stack.cli import app
-from tests.support.servers.stack_process import running_stack
+from tests.support.servers.forked_process import forked_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = {"provider": "tests.stack.tiny:Bare"}
@@ -120,7 +120,7 @@ async def test_ask_prints_the_answer_of_a_running_stack(tmp_path: Path) -> None:
     file.write_text(
         yaml.safe_dump({"inference": {"provider": "scripted", "turns": [SCRIPT]}, "kv_store": {"provider": "memory"}})
     )
-    async with running_stack(str(file), cwd=tmp_path) as (url, _):
+    async with forked_stack(str(file), cwd=tmp_path) as (url, _):
         code, output, errors = await asyncio.to_thread(invoke, "ask", "Hello", "--url", f"{url}/v1")
         assert (code, output, errors) == (0, "Good morning.\n", "")
         code, _, errors = await asyncio.to_thread(invoke, "ask", "Hello", "--url", f"{url}/v1", "--model", "no")

@@ -20,7 +20,8 @@ ARCHITECTURE: Final = 90
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as long the kernels that are compiled for another architecture, and those that run on float32 where the same
     test runs on bfloat16, the type of every checkpoint."""
-    kernels = [item for item in items if item.path.parent == Path(__file__).parent]
+    files = {path for path in {item.path for item in items} if path.parent == Path(__file__).parent}
+    kernels = [item for item in items if item.path in files]
     on_bfloat16 = {_name_without_parameters(item) for item in kernels if _parameter(item, "dtype") == torch.bfloat16}
     for item in kernels:
         is_repeated = _parameter(item, "dtype") == torch.float32 and _name_without_parameters(item) in on_bfloat16
