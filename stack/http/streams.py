@@ -141,55 +141,148 @@ class StreamMonitor:
 
     def send_comment(self, stream: "_OpenStream") -> asyncio.Task[None]:
         """Send a comment on a stream, without waiting for it."""
-        comment = asyncio.create_task(stream.write(stream.keep_alive_frame))
+        comment = asyncio.create_task(stream.send_comment())
         self._comment_tasks.add(comment)
         comment.add_done_callback(self._comment_tasks.discard)
         return comment
 
 
-class _OpenStream:
-    """The connection of one stream, which begins with the first write. `peer` is there where our own server runs the
-    app."""
+class _OpenStream(Sink[Any]):
+    """One stream on its way to its client; it begins with the first write. The first batches wait for the head, and for
+    a client that is not ready. After the first output, a batch is written in the call that brings it, past the ASGI
+    layers, where our own server runs the app: then there is a `peer`.
+
+    `ending` are the frames that leave with the end of the body; `has_begun` is true from the first batch on, and
+    `is_log` of the events of a log.
+    """
 
     __slots__ = (
+        "_awaits_output",
+        "_batches",
         "_first_comment",
-        "_monitor",
+        "_is_blocked",
+        "_is_flushing",
+        "_pushes",
         "_record",
+        "_response",
         "_send",
-        "_status",
         "_write_body",
+        "_writer",
+        "ending",
+        "has_begun",
+        "is_log",
         "is_open",
         "is_writing",
-        "keep_alive_frame",
         "last_write_at",
     )
 
-    def __init__(
-        self,
-        send: Send,
-        peer: Peer | None,
-        record: RequestRecord,
-        monitor: StreamMonitor,
-        keep_alive_frame: bytes,
-        status: int,
-    ) -> None:
-        self.keep_alive_frame = keep_alive_frame
-        self._status = status
+    def __init__(self, response: "EventStream", send: Send, peer: Peer | None) -> None:
+        self.ending = b""
+        self.last_write_at = monotonic()
+        self.is_open = self.is_writing = self.has_begun = self.is_log = False
+        self._response = response
+        self._record = response.request_record
         self._send = send
         self._write_body = None if peer is None else peer.body_writer()
-        self._record = record
-        self._monitor = monitor
         self._first_comment: asyncio.Task[None] | None = None
-        self.last_write_at = monotonic()
-        self.is_writing = self.is_open = False
+        self._awaits_output = response.creates_response
+        self._batches: list[Sequence[Any]] = []
+        self._is_blocked = self._is_flushing = self._pushes = False
+        self._writer: asyncio.Task[None] | None = None
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Any]) -> bool:
+        if self._pushes and not self._is_flushing:
+            self._pushes = self._push(self._response.frame(batch))
+            self._is_blocked = not self._pushes
+            return self._pushes
+        self._batches.append(batch)
+        if not self._is_flushing:  # who writes may be no task that could wait
+            self._is_flushing = True
+            self._writer = asyncio.create_task(self._flush())
+        return False
+
+    async def put(self, batch: Sequence[Any]) -> None:
+        self._batches.append(batch)
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Write what waits, and return once the client is ready for more."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await writer
+        if (self._batches or self._is_blocked) and not self._is_flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        self._is_flushing = True
+        try:
+            if self._is_blocked:
+                self._is_blocked = False
+                await self.send(b"")  # ASGI's `send` waits before it writes
+            while self._batches:
+                await self._take(self._batches.pop(0))
+            self._pushes = self._write_body is not None and not self._awaits_output
+        finally:
+            self._is_flushing = False
+
+    async def _take(self, batch: Sequence[Any]) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await self.begin()
+        is_first_output = self._awaits_output and not self._awaits_first_output(batch)
+        self._awaits_output = self._awaits_output and not is_first_output
+        self.is_log = self.is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
+        is_end = not self.is_log and self._is_end(batch)
+        if self._holds_large_answer(batch):
+            await self._send_in_turns(batch)
+        elif is_end:
+            self.ending = self._response.frame(batch)
+        else:
+            await (self._send_at_once if is_first_output else self.send)(self._response.frame(batch))
+
+    def _holds_large_answer(self, batch: Sequence[Any]) -> bool:
+        """Return true for the last events of a large answer or item, which hold all of it."""
+        is_large = self._record.sent_bytes > _LARGE_BYTES and (self._response.creates_response or self.is_log)
+        return is_large and any(event.type not in FLAT_EVENTS for event in batch)
+
+    async def _send_in_turns(self, batch: Sequence[Any]) -> None:
+        """Send a large batch event by event and piece by piece, in the tenant's turns."""
+        turn, frame_batch = current_turn(), self._response.frame
+        for event in batch:
+            frame = frame_batch((event,)) if event.type in FLAT_EVENTS else await run_long(frame_batch, (event,))
+            for start in range(0, len(frame), _PIECE_BYTES):
+                await turn.wait(_PIECE_WORK)
+                await self.send(frame[start : start + _PIECE_BYTES])
+
+    def _is_end(self, batch: Sequence[Any]) -> bool:
+        """Return true, and record the last event, if that is the end of the response that the request creates."""
+        if not (self._response.creates_response and batch and batch[-1].type in TERMINAL_EVENTS):
+            return False
+        self._record.observe(batch[-1])
+        return True
+
+    def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
+        """Return true if neither this batch nor one before it has output; record the time of the first that has."""
+        if not batch:
+            return True
+        if batch[0].type in INITIAL_EVENTS:
+            self._record.observe(batch[0])
+        if batch[-1].type in INITIAL_EVENTS:
+            return True
+        self._record.first_output_s = self._record.elapsed_s()
+        return False
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
 
     def begin_early(self) -> None:
         """Begin with a comment, while the first batch is waited for."""
-        self._first_comment = self._monitor.send_comment(self)
+        self._first_comment = self._response.monitor.send_comment(self)
 
     async def begin(self) -> None:
         """Send the head, unless it was sent early."""
-        self._monitor.head_timeout.cancel(self.begin_early)
+        self._response.monitor.head_timeout.cancel(self.begin_early)
         if self._first_comment is not None:
             await asyncio.wait({self._first_comment})
         if not self.is_open:
@@ -197,12 +290,18 @@ class _OpenStream:
 
     def end(self) -> None:
         """Let nothing more be written but the end."""
-        self._monitor.head_timeout.cancel(self.begin_early)
+        self._response.monitor.head_timeout.cancel(self.begin_early)
         if self._first_comment is not None and not self.is_open:
             self._first_comment.cancel()
-        self._monitor.discard(self)
+        self._response.monitor.discard(self)
+        if self._writer is not None:
+            self._writer.cancel()
 
-    async def write(self, body: bytes, *, more_body: bool = True) -> None:
+    async def send_comment(self) -> None:
+        """Send what keeps the connection alive while there is no event."""
+        await self.send(self._response.keep_alive_frame)
+
+    async def send(self, body: bytes, *, more_body: bool = True) -> None:
         self.is_writing = True
         self.last_write_at = monotonic()
         if not self.is_open:
@@ -213,23 +312,19 @@ class _OpenStream:
 
     async def _send_head(self) -> None:
         self.is_open = True
-        await self._send({"type": "http.response.start", "status": self._status, "headers": _STREAM_HEADERS})
-        self._monitor.add(self)
+        start: Message = {"type": "http.response.start", "status": self._response.status, "headers": _STREAM_HEADERS}
+        await self._send(start)
+        self._response.monitor.add(self)
 
-    async def write_at_once(self, body: bytes) -> None:
-        """Write now, together with what `write` has left to the end of the event loop's turn, and wait until the client
+    async def _send_at_once(self, body: bytes) -> None:
+        """Write now, together with what `send` has left to the end of the event loop's turn, and wait until the client
         is ready for more."""
         if self._write_body is None or not body:  # an empty chunk would end the body
-            await self.write(body)
-        elif not self.push(body):
-            await self.write(b"")  # ASGI's `send` waits before it writes
+            await self.send(body)
+        elif not self._push(body):
+            await self.send(b"")  # ASGI's `send` waits before it writes
 
-    @property
-    def takes_pushes(self) -> bool:
-        """True if `push` can be called."""
-        return self._write_body is not None
-
-    def push(self, body: bytes) -> bool:
+    def _push(self, body: bytes) -> bool:
         """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
         assert self._write_body is not None
         if not body:  # events of which this client is shown nothing: an empty chunk would end the body
@@ -272,11 +367,11 @@ class EventStream(Response):
         outlives_client: bool = False,
     ) -> None:
         # not that of Response: the head is another one, and the body has no length
+        self.frame = frame
+        self.monitor = monitor
+        self.request_record = request_record
+        self.creates_response = creates_response
         self._produce = produce
-        self._frame = frame
-        self._monitor = monitor
-        self._request_record = request_record
-        self._creates_response = creates_response
         self._encode_error = encode_error
         self._outlives_client = outlives_client
 
@@ -291,161 +386,27 @@ class EventStream(Response):
             _log.info("a client left its stream early")
 
     async def _run(self, send: Send, peer: Peer | None) -> None:
-        stream = _OpenStream(send, peer, self._request_record, self._monitor, self.keep_alive_frame, self.status)
-        sink = _StreamSink(stream, self._frame, self._request_record, creates_response=self._creates_response)
+        stream = _OpenStream(self, send, peer)
         last = self.done_frame
         if self._encode_error is not None:
-            self._monitor.head_timeout.start(stream.begin_early)
+            self.monitor.head_timeout.start(stream.begin_early)
         try:
-            await self._produce(sink)
-            await sink.ready()
+            await self._produce(stream)
+            await stream.ready()
         except StackError as exc:
             without_traceback(exc)
-            await sink.ready()
+            await stream.ready()
             if not stream.is_open:
                 raise
             _log.info("a stream failed: %s", exc.message)
-            sink.ending += b"" if self._encode_error is None else self._encode_error(exc)
-            last = b"" if sink.is_log else self.done_frame  # a log is not done: it can be read on from another worker
+            stream.ending += b"" if self._encode_error is None else self._encode_error(exc)
+            last = b"" if stream.is_log else self.done_frame  # a log is not done: it can be read on from another worker
         except asyncio.CancelledError:
-            if not stream.is_open or not self._monitor.is_ending:
+            if not stream.is_open or not self.monitor.is_ending:
                 raise
-            last = b"" if sink.is_log else self.shutdown_frame + self.done_frame
+            last = b"" if stream.is_log else self.shutdown_frame + self.done_frame
         finally:
             stream.end()
-            sink.close()
-        if not sink.has_begun:
+        if not stream.has_begun:
             await stream.begin()
-        await stream.write(sink.ending + last, more_body=False)
-
-
-class _StreamSink(Sink[Any]):
-    """Writes the batches of a stream to its client. The first ones wait for the head, and for a client that is not
-    ready; after the first output, a batch is written in the call that brings it, past the ASGI layers.
-
-    `ending` are the frames that leave with the end of the body; `has_begun` is true from the first batch on, and
-    `is_log` of the events of a log.
-    """
-
-    __slots__ = (
-        "_awaits_output",
-        "_batches",
-        "_creates_response",
-        "_frame",
-        "_is_blocked",
-        "_is_flushing",
-        "_pushes",
-        "_record",
-        "_stream",
-        "_writer",
-        "ending",
-        "has_begun",
-        "is_log",
-    )
-
-    def __init__(
-        self,
-        stream: _OpenStream,
-        frame: Callable[[Sequence[Any]], bytes],
-        record: RequestRecord,
-        *,
-        creates_response: bool,
-    ) -> None:
-        self.ending = b""
-        self.is_log = False
-        self._stream = stream
-        self._frame = frame
-        self._record = record
-        self._creates_response = self._awaits_output = creates_response
-        self._batches: list[Sequence[Any]] = []
-        self.has_begun = self._is_blocked = self._is_flushing = self._pushes = False
-        self._writer: asyncio.Task[None] | None = None
-
-    def write(self, batch: Sequence[Any]) -> bool:
-        if self._pushes and not self._is_flushing:
-            self._pushes = self._stream.push(self._frame(batch))
-            self._is_blocked = not self._pushes
-            return self._pushes
-        self._batches.append(batch)
-        if not self._is_flushing:  # who writes may be no task that could wait
-            self._is_flushing = True
-            self._writer = asyncio.create_task(self._flush())
-        return False
-
-    async def put(self, batch: Sequence[Any]) -> None:
-        self._batches.append(batch)
-        await self.ready()
-
-    async def ready(self) -> None:
-        """Write what waits, and return once the client is ready for more."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            await writer
-        if (self._batches or self._is_blocked) and not self._is_flushing:
-            await self._flush()
-
-    def close(self) -> None:
-        """Write nothing more."""
-        if self._writer is not None:
-            self._writer.cancel()
-
-    async def _flush(self) -> None:
-        self._is_flushing = True
-        try:
-            if self._is_blocked:
-                self._is_blocked = False
-                await self._stream.write(b"")  # ASGI's `send` waits before it writes
-            while self._batches:
-                await self._take(self._batches.pop(0))
-            self._pushes = self._stream.takes_pushes and not self._awaits_output
-        finally:
-            self._is_flushing = False
-
-    async def _take(self, batch: Sequence[Any]) -> None:
-        if not self.has_begun:
-            self.has_begun = True
-            await self._stream.begin()
-        is_first_output = self._awaits_output and not self._awaits_first_output(batch)
-        self._awaits_output = self._awaits_output and not is_first_output
-        self.is_log = self.is_log or (bool(batch) and isinstance(batch[-1], LoggedEvent))
-        is_large = self._holds_large_answer(batch)
-        if not self.is_log and self._is_end(batch) and not is_large:
-            self.ending = self._frame(batch)
-        else:
-            await self._write(batch, at_once=is_first_output, in_turns=is_large)
-
-    def _holds_large_answer(self, batch: Sequence[Any]) -> bool:
-        """Return true for the last events of a large answer or item, which hold all of it."""
-        is_large = self._record.sent_bytes > _LARGE_BYTES and (self._creates_response or self.is_log)
-        return is_large and any(event.type not in FLAT_EVENTS for event in batch)
-
-    async def _write(self, batch: Sequence[Any], *, at_once: bool, in_turns: bool) -> None:
-        """Write a batch: one that is large event by event and piece by piece, in the tenant's turns."""
-        stream = self._stream
-        if not in_turns:
-            await (stream.write_at_once if at_once else stream.write)(self._frame(batch))
-            return
-        turn = current_turn()
-        for event in batch:
-            frame = self._frame((event,)) if event.type in FLAT_EVENTS else await run_long(self._frame, (event,))
-            for start in range(0, len(frame), _PIECE_BYTES):
-                await turn.wait(_PIECE_WORK)
-                await stream.write(frame[start : start + _PIECE_BYTES])
-
-    def _is_end(self, batch: Sequence[Any]) -> bool:
-        """Return true, and record the last event, if that is the end of the response that the request creates."""
-        if not (self._creates_response and batch and batch[-1].type in TERMINAL_EVENTS):
-            return False
-        self._record.observe(batch[-1])
-        return True
-
-    def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
-        """Return true if neither this batch nor one before it has output; record the time of the first that has."""
-        if not batch:
-            return True
-        if batch[0].type in INITIAL_EVENTS:
-            self._record.observe(batch[0])
-        if batch[-1].type in INITIAL_EVENTS:
-            return True
-        self._record.first_output_s = self._record.elapsed_s()
-        return False
+        await stream.send(stream.ending + last, more_body=False)
