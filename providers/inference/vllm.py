@@ -123,7 +123,8 @@ class VLLM(Inference):
             request = replay_reasoning(request, tags)
             is_certain = self._config.reasoning_tags != "auto"
             sink = TagSink(sink, request, tags, self._opening_models, is_certain=is_certain)
-        if self._config.engine == "vllm" and self._harmony_template is None and needs_two_passes(request):
+        is_vllm = self._config.engine == "vllm" and self._harmony_template is None
+        if is_vllm and request.tools and needs_two_passes(request):
             await stream_in_two_passes(upstreams.stream, request, sink)
         else:
             await upstreams.stream(request, sink)

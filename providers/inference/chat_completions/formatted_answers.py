@@ -19,11 +19,11 @@ StreamFunction = Callable[[ChatRequest, Sink[Delta]], Awaitable[None]]
 
 
 def needs_two_passes(request: ChatRequest) -> bool:
-    """Return true if the model may call tools and its text must have a format."""
+    """Return true for a chat with tools that the model may call, while its text must have a format."""
     choice = request.tool_choice.allowed_tools.mode if isinstance(request.tool_choice, ChatAllowedTools) else None
     is_free = request.tool_choice in (None, "auto") or choice == "auto"
     form = request.response_format
-    return bool(request.tools) and is_free and form is not None and form.type != "text"
+    return is_free and form is not None and form.type != "text"
 
 
 async def stream_in_two_passes(stream: StreamFunction, request: ChatRequest, sink: Sink[Delta]) -> None:
