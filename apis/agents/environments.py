@@ -6,7 +6,7 @@ from pydantic import Field
 
 from apis.agents.agents import AgentListParams, Cursor
 from apis.wire.base import ListParams, Order, Wire
-from apis.wire.tools import Domain, DomainSecret, Id, SkillSource
+from apis.wire.tools import Domain, DomainSecret, Id, SkillSource, VaultIds
 
 MAX_FILES = 50
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -88,9 +88,10 @@ class HostedEnvironment(NewEnvironment):
 
 
 class CreateEnvironment(Wire):
-    """Body that creates an environment before a session needs it."""
+    """Body that creates an environment before a session needs it. Its programs have the variables of these vaults."""
 
     environment: NewEnvironment
+    vault_ids: VaultIds | None = None
 
 
 class CreateTemplate(HostedConfiguration):

@@ -282,7 +282,6 @@ FIELD_ROWS: Final = (
         "container_size", ("HostedEnvironment",), "refused", "All environments have the size of the run config's tools."
     ),
     FieldRow("network.blocked_domains", ("EnvironmentNetwork",), "refused", "Name the allowed domains.", ([],)),
-    FieldRow("vault_ids", ("CreateEnvironment",), "refused", "Name the vaults of a session.", ([],)),
     FieldRow("packages.system", ("EnvironmentPackages",), "refused", "No program is root in a sandbox.", ([],)),
     *(
         FieldRow("review", (name,), "refused", "Answer the approvals in your client.", value="auto_review")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from apis.agents.environments import (
+    CreateEnvironment,
     CreateEnvironmentFile,
     EnvironmentFileListParams,
     EnvironmentListParams,
@@ -23,7 +24,7 @@ from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all, encode_record
-from apis.vaults.vaults import Vaults
+from apis.vaults.vaults import Vaults, check_vaults
 from apis.webhooks import Webhooks
 from apis.workspaces import WORKSPACE_FOLDER, WORKSPACE_PREFIX, WorkspaceContents, Workspaces
 from providers.agents.environments.artifacts import SessionArtifacts
@@ -73,6 +74,7 @@ class HostedEnvironments:
         self.kv: KVStore = sessions.kv
         self.workspaces = workspaces
         self.specs = SpecReader(workspaces, math.ceil(idle_s / 60) + 1)
+        self._vaults = vaults
         self._secrets = WorkspaceSecrets(workspaces, self.specs, vaults)
         self._sealed = SealedStore(self.kv, vaults)
         self.templates = StoredTemplates(self.kv, self.specs, self._sealed)
@@ -106,10 +108,14 @@ class HostedEnvironments:
         session.begin_session()
         return self.build_ops(ref, spec, visible, session)
 
-    def build_ops(self, ref: EnvironmentRef, spec: Json, visible: Json, session: Transition | None) -> list[Op]:
+    def build_ops(
+        self, ref: EnvironmentRef, spec: Json, visible: Json, session: Transition | None, vault_ids: Sequence[str] = ()
+    ) -> list[Op]:
         """Return the operations that create an environment, for a session that is created with it."""
         now = time.time()
-        record = EnvironmentRecord(visible=visible, created_at=int(now), used_at=now, due_at=now)
+        record = EnvironmentRecord(
+            visible=visible, created_at=int(now), vault_ids=[*vault_ids], used_at=now, due_at=now
+        )
         ops: list[Op] = []
         if session is None:
             ops.append(Put(ref.unattached_key, b""))
@@ -136,18 +142,20 @@ class HostedEnvironments:
         EnvironmentChange(ref, record, session).set_status(record.status)
         return [Put(ref.key, encode_record(record), None, entry.version), Delete(ref.unattached_key)]
 
-    async def create(self, request: NewEnvironment, *, tenant: str, key: RequestKey | None = None) -> Json:
+    async def create(self, request: CreateEnvironment, *, tenant: str, key: RequestKey | None = None) -> Json:
         """Create an environment without a session, which begins to be prepared now; one that was created under the key
-        before is returned. Raises InvalidRequest for a tenant that has as many as it may."""
+        before is returned. Raises InvalidRequest for a tenant that has as many as it may, and AgentNotFound for an
+        unknown vault."""
+        await check_vaults(self._vaults, request.vault_ids, tenant=tenant)
         await self.kv.require_room(tenant)
         if environment_id := await self.store.sessions.find_keyed(tenant, key):
             return await self.get(environment_id, tenant=tenant)
         rows = await self.kv.scan(EnvironmentRef(tenant, "").unattached_key, limit=_MAX_ENVIRONMENTS)
         if len(rows) >= _MAX_ENVIRONMENTS:
             raise InvalidRequest(f"A project has at most {_MAX_ENVIRONMENTS} environments without a session.")
-        spec, visible = await self.prepare(request, tenant=tenant)
+        spec, visible = await self.prepare(request.environment, tenant=tenant)
         ref = EnvironmentRef(tenant, new_environment_id())
-        ops = self.build_ops(ref, spec, visible, None)
+        ops = self.build_ops(ref, spec, visible, None, request.vault_ids or ())
         if await self.kv.write([*ops, *keep_request(tenant, key, ref.id)]) is None:
             return await self.create(request, tenant=tenant, key=key)
         self.wake()
@@ -176,7 +184,8 @@ class HostedEnvironments:
         except AgentNotFound:
             return "The environment of the session was deleted."
         if record.status == "connected":
-            return await self._secrets.refresh(ref, session.record.vault_ids, lambda: self.load_configuration(ref))
+            vault_ids = _list_vaults(record, session)
+            return await self._secrets.refresh(ref, vault_ids, lambda: self.load_configuration(ref))
         if record.status in ENDED:
             reason = (record.error or {}).get("message", "")
             return f"The environment of the session is {record.status}. {reason}".strip()
@@ -217,8 +226,7 @@ class HostedEnvironments:
             checkpoint.value if checkpoint is not None else b"", files, _RESTORED_NOTICE if is_lossy else ""
         )
         request = self.specs.build_request(ref.id, configuration)
-        session = await self.store.load_session(ref, record)
-        vault_ids = session.record.vault_ids if session is not None else ()
+        vault_ids = _list_vaults(record, await self.store.load_session(ref, record))
         try:
             policy = await self._secrets.add(request.network_policy, request.variables, vault_ids, tenant=ref.tenant)
             request = replace(request, network_policy=policy)
@@ -381,6 +389,12 @@ def build_shell_tool(session: Transition) -> Json:
     """Return the declaration of the shell in the workspace of a session."""
     ref = EnvironmentRef(session.ref.tenant, session.record.environment_id)
     return {"type": "shell", "environment": {"type": "container_reference", "container_id": ref.workspace_id}}
+
+
+def _list_vaults(record: EnvironmentRecord, session: Transition | None) -> list[str]:
+    """Return the vaults whose variables an environment has: of two with one name, the one of the session counts."""
+    of_session = session.record.vault_ids if session is not None else ()
+    return [*dict.fromkeys([*of_session, *record.vault_ids])]
 
 
 def new_environment_id() -> str:

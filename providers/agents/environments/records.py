@@ -31,13 +31,15 @@ ID_PREFIX: Final = "env_"
 
 
 class EnvironmentRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An environment; `visible` has its fields as a session shows them. `session_id` is empty as long as no session has
+    """An environment; `visible` has its fields as a session shows them, and its programs have the variables of the
+    vaults `vault_ids`, besides those of its session. `session_id` is empty as long as no session has
     it. A turn waits for an environment that `is_wanted`, since `wanted_at`. One that is suspended and `is_ending` has a
     workspace that is still to be ended. `added` are the numbers of the files that clients have put into it since it was
     saved."""
 
     visible: Json
     created_at: int
+    vault_ids: list[str] = []
     status: EnvironmentStatus = "pending"
     session_id: str = ""
     error: Json | None = None

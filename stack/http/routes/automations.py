@@ -14,6 +14,7 @@ from apis.agents.automations import (
 )
 from apis.batches.batches import BatchOwner
 from providers.agents.kv import StoredAgents
+from providers.common.permissions import require_request
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.metering import grant_request
@@ -54,6 +55,7 @@ async def _check_target(
     target: AutomationTarget, agents: StoredAgents, context: HttpContext, services: Services
 ) -> None:
     """Raise the error of a target that no invocation could be delivered to now."""
+    require_request(context.caller, target, None)
     request = await agents.resolve_target(target, tenant=context.tenant)
     if request is not None:
         await grant_request(services.stack, context.caller, request)

@@ -16,6 +16,7 @@ from apis.agents.environments import (
     EnvironmentListParams,
     UpdateTemplate,
 )
+from providers.common.permissions import require_request
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_model, read_query
@@ -42,9 +43,10 @@ _DOWNLOAD_HEADERS: Final = {"content-disposition": "attachment"}
 
 async def create_environment(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_model(http, CreateEnvironment)
+    require_request(context.caller, request, None)
     environments = require_agents(services).require_environments()
     key = read_request_key(http, request)
-    return value_response(await environments.create(request.environment, tenant=context.tenant, key=key), CREATED)
+    return value_response(await environments.create(request, tenant=context.tenant, key=key), CREATED)
 
 
 async def list_environment_files(http: Request, context: HttpContext, services: Services) -> Response:

@@ -72,6 +72,22 @@ async def test_every_type_of_a_tool_runs_at_the_client_or_can_be_closed() -> Non
     assert find_hosted_tool("shell", "container_auto") == find_hosted_tool("shell", "container_reference") is not None
 
 
+async def test_a_key_without_the_right_to_vaults_has_no_request_that_names_them(served: Served) -> None:
+    async with client_of(served, "vaultless", "responses", "api.agents.write") as client:
+        beta: Any = client.beta.agents
+        agent, none, ids = {"model": "scripted"}, {"type": "none"}, ["vault_1"]
+        message = {"role": "user", "content": [{"type": "input_text", "text": "Hi."}]}
+        target = {"type": "new_session", "agent": agent, "environment": none, "input": [message], "vault_ids": ids}
+        for refused in (
+            client.responses.create(model="scripted", input="Hi.", extra_body={"vault_ids": ids}),
+            beta.sessions.create(agent=agent, environment=none, input="Hi.", vault_ids=ids),
+            beta.environments.create(environment={"type": "openai_hosted"}, vault_ids=ids),
+            beta.automations.create(type="once", run_at=4_000_000_000, name="n", target=target),
+        ):
+            with pytest.raises(PermissionDeniedError, match=r"no api\.vaults\.read"):
+                await refused
+
+
 async def test_a_tool_that_is_closed_is_closed_in_every_spelling(served: Served) -> None:
     """S10 a: `browser_search` is the web search."""
     spellings = ("browser_search", "web_search", "web_search_preview", "web_search_2025_08_26")

@@ -210,6 +210,39 @@ async def test_setup_commands_of_a_session_have_them(world: World) -> None:
     assert world.sent == SECRET
 
 
+async def test_a_prepared_environment_has_vaults_of_its_own_besides_those_of_its_session(world: World) -> None:
+    environments: Any = world.client.beta.agents.environments
+    (own_id, _), (session_id, _) = await world.vault("OWN_KEY"), await world.vault("SESSION_KEY")
+    shared_id = await world.add(own_id, "SHARED_KEY")
+    await world.add(session_id, "SHARED_KEY")
+    rotated = {"type": "environment_variable", "secret_value": ROTATED}
+    await world.vaults.credentials.update(shared_id, vault_id=own_id, auth=rotated)
+    setup = [{"command": world.use("OWN_KEY")}]
+    prepared = await environments.create(environment=hosted(network=NETWORK, setup_commands=setup), vault_ids=[own_id])
+    await reach_status(world.client, prepared.id, "ready")
+    assert world.sent == SECRET
+    names = ("OWN_KEY", "SESSION_KEY", "SHARED_KEY")
+    session = await world.begin("; ".join(map(world.use, names)), vault_ids=[session_id], environment_id=prepared.id)
+    assert [request[2]["X-Key"] for request in world.site.requests[-3:]] == [SECRET] * 3
+    assert session.vault_ids == [session_id]
+    await world.vaults.delete(session_id)
+    await world.next_turn(session, world.use("SHARED_KEY"))
+    assert world.sent == ROTATED
+    await world.lose_workspace(session)
+    await world.next_turn(session, world.use("OWN_KEY"))
+    assert world.sent == SECRET
+
+
+async def test_an_environment_has_no_vault_that_its_tenant_has_not(world: World) -> None:
+    vault_id, _ = await world.vault()
+    async with sdk_client(world.served.url, "key-of-b") as stranger:
+        environments: Any = stranger.beta.agents.environments
+        with pytest.raises(openai.NotFoundError) as refusal:
+            await environments.create(environment=hosted(), vault_ids=[vault_id])
+        assert refusal.value.param == "vault_ids[0]"
+        assert (await environments.list()).data == []
+
+
 async def test_a_host_that_the_credential_does_not_name_gets_the_placeholder(world: World) -> None:
     elsewhere = {"type": "limited", "allowed_hosts": ["elsewhere.example"]}
     vault_id, _ = await world.vault("FIRST")
