@@ -94,8 +94,7 @@ class WorkFolder:
         return files, skipped[:max_files], data
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(os.path.join(self.path, name), flags), "rb") as file:
+        with self._open(os.path.join(self.path, name)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise IsADirectoryError("no regular file")
@@ -123,10 +122,25 @@ class WorkFolder:
                 for name in [*folders, *names]:
                     path = os.path.join(inner, name)
                     with suppress(OSError):
-                        tar.add(path, os.path.relpath(path, self.path), recursive=False)
+                        self._add(tar, path)
                     if archive.tell() > max_bytes:
                         raise OSError("too large")
         return archive.getvalue()
+
+    def _add(self, tar: Any, path: str) -> None:
+        """Add a file or folder as it is now: commands may run, and write it meanwhile."""
+        info = tar.gettarinfo(path, os.path.relpath(path, self.path))
+        if info is None:
+            return
+        if not info.isreg():
+            tar.addfile(info)
+            return
+        with self._open(path) as file:
+            tar.addfile(info, WholeFile(file))
+
+    def _open(self, path: str) -> io.BufferedReader:
+        """Open a file, which may have become something else that is not waited for."""
+        return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
     def unpack(self, data: bytes) -> None:
         import tarfile  # noqa: PLC0415 - for workspaces alone
@@ -138,6 +152,20 @@ class WorkFolder:
                 tar.extractall(self.path, **trusted)  # noqa: S202 - it comes from here, and this sandbox holds
         except (tarfile.TarError, zlib.error, EOFError) as exc:
             raise OSError("damaged") from exc
+
+
+class WholeFile:
+    """A file that has as many bytes as it is asked for: one that has become shorter ends with zeros."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        try:
+            data = self._file.read(size)
+        except OSError:
+            data = b""
+        return data.ljust(size, b"\0")
 
 
 class Notebook:
@@ -305,10 +333,15 @@ class CommandProcess:
         if self._programs.find_status(self._process.pid) is None:
             if now >= self._deadline:
                 self.is_timed_out = True
-                kill_group(self._process.pid)
+                self.kill()
             return False
         self._ended_at = self._ended_at or now
         return now >= self._ended_at + _END_WAIT_S or not any(output.is_open for output in self.outputs)
+
+    def kill(self) -> None:
+        """End all processes of its group."""
+        if self._programs.find_status(self._process.pid) is None:
+            kill_group(self._process.pid)
 
     def finish(self) -> "list[str]":
         """Return the rest of both streams, which share the room for the tail."""
@@ -327,52 +360,98 @@ class CommandProcess:
         return None if self.is_timed_out else code if code >= 0 else 128 - code
 
 
-class ShellRun:
-    """Runs shell commands at the same time and sends their output and ends as parts with the `token`."""
+class ShellCall:
+    """The commands of one call, whose output and ends are sent as parts with its `token`."""
 
-    def __init__(self, channel: "Channel", programs: "Programs", token: str) -> None:
+    def __init__(self, channel: "Channel", programs: "Programs", files: WorkFolder, request: GuestMessage) -> None:
         self._channel = channel
         self._programs = programs
-        self._token = token
+        self._files = files
+        self._token = request["token"]
+        self._before = files.scan()
         self._running: dict[int, CommandProcess] = {}
-
-    def run(self, commands: "list[GuestMessage]", environment: "dict[str, str]") -> bool:
-        """Run commands with further variables. Return False when the other side has asked for their end."""
-        for index, command in enumerate(commands):
-            limits = command["timeout_s"], command["max_chars"], environment
+        for index, command in enumerate(request["commands"]):
+            limits = command["timeout_s"], command["max_chars"], request["environment"]
             try:
-                self._running[index] = CommandProcess(self._programs, command["command"], *limits)
+                self._running[index] = CommandProcess(programs, command["command"], *limits)
             except (OSError, ValueError) as exc:
                 self._send_part(index, ["", f"The command could not be started: {exc}\n"], exit_code=126)
-        while self._running:
-            if not self._read_outputs():
-                self._programs.kill()
-                for index, command in self._running.items():
-                    self._send_part(index, command.finish())
-                return False
-            now = time.monotonic()
-            for index, command in list(self._running.items()):
-                if command.has_ended(now):
-                    del self._running[index]
-                    self._send_part(index, command.finish(), exit_code=command.exit_code)
-                else:
-                    self._send_part(index, [output.take_part(now) for output in command.outputs])
-        return True
 
-    def _read_outputs(self) -> bool:
-        """Read what is there, and wait a moment where there is nothing. Return False when the other side has asked for
-        the end of the commands."""
-        outputs = {output.pipe: output for command in self._running.values() for output in command.outputs}
-        pipes = [pipe for pipe, output in outputs.items() if output.is_open]
-        ready = self._programs.wait_for([*pipes, self._channel.number])
-        for pipe in ready - {self._channel.number}:
-            outputs[pipe].read()
-        return self._channel.number not in ready
+    @property
+    def outputs(self) -> "list[StreamOutput]":
+        return [output for command in self._running.values() for output in command.outputs]
+
+    def report(self) -> bool:
+        """Send what the commands have written, and the ends of those that have ended; return True while one runs."""
+        now = time.monotonic()
+        for index, command in list(self._running.items()):
+            if command.has_ended(now):
+                del self._running[index]
+                self._send_part(index, command.finish(), exit_code=command.exit_code)
+            else:
+                self._send_part(index, [output.take_part(now) for output in command.outputs])
+        return bool(self._running)
+
+    def kill(self) -> None:
+        """End the processes of the commands, of which one that has left its group goes on in the background."""
+        for command in self._running.values():
+            command.kill()
+
+    def close(self, exit_status: str) -> None:
+        """Send the rest of the output of commands whose processes have ended, and the reply with the files that have
+        changed meanwhile."""
+        for index, command in self._running.items():
+            self._send_part(index, command.finish())
+        after = self._files.scan()
+        changed = [{"name": name, "size": after[name][0]} for name in after if after[name] != self._before.get(name)]
+        self._channel.send({"exit": exit_status, "files": changed, "token": self._token})
 
     def _send_part(self, index: int, texts: "list[str]", **end: "int | None") -> None:
         if any(texts) or end:
             data = [text.encode() for text in texts]
             self._channel.send({"part": index, "out": len(data[0]), **end, "token": self._token}, data[0] + data[1])
+
+
+class Shell:
+    """Runs the commands of several calls at the same time."""
+
+    def __init__(self, channel: "Channel", programs: "Programs", files: WorkFolder) -> None:
+        self._channel = channel
+        self._programs = programs
+        self._files = files
+        self._calls: dict[str, ShellCall] = {}
+
+    def begin(self, request: GuestMessage) -> None:
+        """Begin a call, which is replied to when its commands have ended."""
+        self._calls[request["token"]] = ShellCall(self._channel, self._programs, self._files, request)
+
+    def run(self) -> None:
+        """Run the commands until there is a message, or none of them is left."""
+        while self._calls:
+            outputs = {output.pipe: output for call in self._calls.values() for output in call.outputs}
+            pipes = [pipe for pipe, output in outputs.items() if output.is_open]
+            ready = self._programs.wait_for([*pipes, self._channel.number])
+            for pipe in ready - {self._channel.number}:
+                outputs[pipe].read()
+            for token, call in list(self._calls.items()):
+                if not call.report():
+                    del self._calls[token]
+                    call.close("ok")
+            if self._channel.number in ready:
+                return
+
+    def stop(self, token: str) -> bool:
+        """End the commands of one call; return False where no other one has commands, so that all programs may end."""
+        if token not in self._calls or len(self._calls) == 1:
+            return False
+        self._calls[token].kill()
+        return True
+
+    def close_calls(self) -> None:
+        """Reply to all calls, because all programs have ended."""
+        for call in self._calls.values():
+            call.close("ended")
+        self._calls.clear()
 
 
 class Channel:
@@ -581,13 +660,18 @@ def main() -> None:
     sys.path.insert(0, folder)
     sys.argv = [""]
     files, programs = WorkFolder(folder), Programs()
-    interpreter = Interpreter(folder, programs, channel)
+    interpreter, shell = Interpreter(folder, programs, channel), Shell(channel, programs, files)
     interpreter.start()
     channel.send({"token": hello["token"]})
     while True:
+        shell.run()
         request, payload = channel.receive()
         try:
-            shell = ShellRun(channel, programs, request.get("token", ""))
+            if request["do"] == "shell":
+                shell.begin(request)
+                continue
+            if request["do"] == "stop" and shell.stop(request["call"]):
+                continue
             if request["do"] == "pack":
                 reply, data = {}, send_archive(channel, files.pack(request["max_bytes"]), request["token"])
             else:
@@ -598,7 +682,7 @@ def main() -> None:
             reply, data = {"error": exc.strerror or str(exc)}, b""
         except MemoryError:
             reply, data = {"error": "too large"}, b""
-        if request["do"] != "kill":
+        if "token" in request:
             channel.send({**reply, "token": request["token"]}, data)
 
 
@@ -612,22 +696,17 @@ def send_archive(channel: Channel, archive: bytes, token: str) -> bytes:
 
 
 def handle_request(
-    request: GuestMessage, payload: bytes, files: WorkFolder, interpreter: Interpreter, shell: ShellRun
+    request: GuestMessage, payload: bytes, files: WorkFolder, interpreter: Interpreter, shell: Shell
 ) -> "tuple[GuestMessage, bytes]":
-    if request["do"] in ("kill", "end"):
+    if request["do"] in ("kill", "stop", "end"):
         interpreter.end()
+        shell.close_calls()
         return {}, b""
     if request["do"] == "run":
         before = files.scan()
         reply = interpreter.run(request["code"])
         changed, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
         return {**reply, "files": changed, "skipped": skipped}, data
-    if request["do"] == "shell":
-        before = files.scan()
-        exit_status = "ok" if shell.run(request["commands"], request["environment"]) else "ended"
-        after = files.scan()
-        changed = [{"name": name, "size": after[name][0]} for name in after if after[name] != before.get(name)]
-        return {"exit": exit_status, "files": changed}, b""
     if request["do"] == "read":
         return {}, files.read(request["name"], request["max_bytes"])
     if request["do"] == "write":

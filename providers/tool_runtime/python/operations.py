@@ -141,11 +141,11 @@ class SessionOperations:
     async def run_commands(
         self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
     ) -> CommandsOutcome:
-        """Run shell commands in a session at the same time, within its limits."""
+        """Run shell commands in a session at the same time, also as those of other calls, within its limits."""
         due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
         limits = self._config.limits
         bound_commands = [bind_command(each, limits.wall_s, limits.output_bytes) for each in commands]
-        async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
+        async with self._pool.use_session((tenant, name, 0), is_shared=True) as (session, loss_reason):
             _log.debug("a command begins to run")
             outcome = await session.run_commands(bound_commands, on_event)
             counts = _take_counts(session)
@@ -220,7 +220,7 @@ class SessionOperations:
     async def _use_session(self, tenant: str, name: str) -> AsyncGenerator[tuple[PythonSession, SessionEntry]]:
         entry = self._get_entry(tenant, name)
         try:
-            async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
+            async with self._pool.use_session((tenant, name, 0), is_shared=True) as (session, loss_reason):
                 if loss_reason:  # it is for a model, which reads the results of programs alone
                     self._pool.record_loss((tenant, name, 0), loss_reason)
                 yield session, entry

@@ -8,13 +8,11 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, Final
 
 from apis.confinement.commands import CommandEvent
 from apis.skills.bundle import SkillFile
-from providers.tool_runtime.python.cgroup import Cgroup
 from providers.tool_runtime.python.commands import (
     BoundCommand,
     CommandParts,
@@ -28,7 +26,7 @@ from providers.tool_runtime.python.files import (
     MAX_FILES_BYTES,
     parse_returned_files,
 )
-from providers.tool_runtime.python.guest_channel import GuestChannel, PartHandler
+from providers.tool_runtime.python.guest_channel import GuestChannel, PartHandler, new_token
 from providers.tool_runtime.python.guest_folder import GuestFolder
 from providers.tool_runtime.python.outcomes import (
     CommandsOutcome,
@@ -38,17 +36,9 @@ from providers.tool_runtime.python.outcomes import (
     describe_exit_code,
 )
 from providers.tool_runtime.python.output import ProgramOutput
-from providers.tool_runtime.python.processes import (
-    ProcessUsage,
-    measure_socket_bytes,
-    measure_usage,
-    process_tree,
-    resume_descendants,
-    send_signal,
-    stop_descendants,
-    wait_for_exit,
-)
-from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, WORKSPACE_FOLDER, Sandbox, SandboxLimits
+from providers.tool_runtime.python.processes import process_tree, wait_for_exit
+from providers.tool_runtime.python.sandbox import Sandbox, SandboxLimits
+from providers.tool_runtime.python.session_processes import SessionProcesses
 
 _log = logging.getLogger(__name__)
 
@@ -56,27 +46,12 @@ _START_TIMEOUT_S: Final = 10.0
 _FILES_TIMEOUT_S: Final = 10.0
 _COMMANDS_GRACE_S: Final = 5.0
 """Seconds after the time limit of commands in which the guest itself ends them, so that the session goes on."""
-_WATCH_INTERVAL_S: Final = 0.1
-_CLOSE_WATCH_INTERVAL_S: Final = 0.02
-"""Seconds between measurements where no control group holds the memory and half of it is used."""
 _KILL_TIMEOUT_S: Final = 5.0
 _PIPE_BYTES: Final = 64 * 1024
 _MAX_DRAIN_READS: Final = 64
 _END_TIMEOUT_S: Final = 5.0
 """Seconds in which the first process ends the programs when it is asked; one that does not is ended with its files."""
 _PROGRAM_REQUESTS: Final = ("run", "shell")
-_FIRST_PROCESSES: Final = 1
-_PROTECTED_SCORE: Final = "-900"
-
-
-@dataclass(frozen=True, slots=True)
-class _UsageBefore:
-    """Usage of a session when an exchange of messages began."""
-
-    cpu_s: float
-    memory_kills: int
-    inodes: int
-
 
 _Message = tuple[GuestMessage, bytes, PartHandler | None]
 """A request, its payload, and the function that takes the parts before its reply."""
@@ -85,7 +60,8 @@ _Exchanged = tuple[dict[str, Any], bytes, SessionEnded | None]
 
 
 class PythonSession:
-    """Running guest, for one task at a time (except `kill`). It has ended once SessionEnded was raised.
+    """Running guest, for one task that runs code, or for several that run commands and use files. It has ended once
+    SessionEnded was raised.
 
     Its first process keeps the files. Programs that end, by themselves or at a limit, leave it running.
     """
@@ -99,7 +75,12 @@ class PythonSession:
         self._limits = limits
         self._folder = ""
         self.folder = GuestFolder(self._request_files)
-        self._cgroup: Cgroup | None = None
+        self._processes = SessionProcesses(process.pid, limits, is_isolated=sandbox.is_isolated)
+        self._signals = asyncio.Condition()
+        """Its holder resumes or stops the processes."""
+        self._exchange_count = 0
+        self._watch: asyncio.Task[SessionEnded | None] | None = None
+        """Watches the limits while exchanges are in progress, and ends with the one that was exceeded."""
         self._output = ProgramOutput(limits.output_bytes)
         self.proxy: ContainerProxy | None = None
         """The session's way out; None where it has none."""
@@ -107,10 +88,6 @@ class PythonSession:
         """The names of a workspace's variables, which go before those of secrets."""
         self._output_pipe = -1
         self._was_killed = False
-        self._inner_pid = 0
-        self._inner_pidfd: int | None = None
-        self._memory_kills = 0
-        self._ran_out_of_memory = False
         self._end_task = asyncio.ensure_future(self._wait_for_end())
 
     @classmethod
@@ -133,7 +110,7 @@ class PythonSession:
             try:
                 await session._channel.connect()
                 await session._exchange_messages(hello, b"", _START_TIMEOUT_S)
-                await asyncio.to_thread(session._move_into_cgroup)
+                await asyncio.to_thread(session._processes.adopt, session._folder)
                 if handover is not None:
                     handover.serve()
                     session.proxy = proxy
@@ -190,7 +167,7 @@ class PythonSession:
     @property
     def has_cgroup(self) -> bool:
         """True when a control group bounds the memory and the processes exactly, not only when they are measured."""
-        return self._cgroup is not None
+        return self._processes.has_cgroup
 
     @property
     def has_ended(self) -> bool:
@@ -281,27 +258,29 @@ class PythonSession:
     async def _exchange_within_limits(
         self, message: _Message, wall_s: float, cancelled: "asyncio.Future[None]"
     ) -> _Exchanged:
+        request, payload, on_part = message
+        token, end = new_token(), None
         try:
-            before = await asyncio.to_thread(
-                self._resume_processes, with_programs=message[0].get("do") in _PROGRAM_REQUESTS
-            )
-            self._memory_kills = before.memory_kills
-            exchange = asyncio.ensure_future(self._channel.exchange(*message))
-            watch = asyncio.ensure_future(self._watch_limits(before, wall_s, cancelled))
-            end: SessionEnded | None = None
+            watch = await self._begin_exchange(with_programs=request.get("do") in _PROGRAM_REQUESTS)
             try:
-                await asyncio.wait([exchange, watch], return_when=asyncio.FIRST_COMPLETED)
-                if not exchange.done():
-                    end = watch.result()
-                    await self._end_programs(exchange)
+                exchange = asyncio.ensure_future(self._channel.exchange(request, payload, on_part, token))
+                try:
+                    events = (exchange, watch, cancelled)
+                    await asyncio.wait(events, timeout=wall_s, return_when=asyncio.FIRST_COMPLETED)
                     if not exchange.done():
-                        raise end
-                reply, data = exchange.result()
+                        end = await self._find_end(watch, cancelled, wall_s)
+                        await self._end_programs(exchange, {"do": "kill"} if watch.done() else _stop(token))
+                        if not exchange.done():
+                            raise end
+                    reply, data = exchange.result()
+                finally:
+                    exchange.cancel()
+                    await asyncio.wait([exchange])
+                if end is None and watch.done() and reply.get("exit") == "ended":  # another call has asked for that
+                    end = watch.result()
             finally:
-                exchange.cancel()
-                watch.cancel()
-                await asyncio.wait([exchange, watch])
-            end = await self._stop_processes() or end
+                fork_end = await self._finish_exchange(watch)
+            end = end or fork_end
             if end is not None:
                 _log.debug("the programs of a Python session were ended: %s", end)
             return reply, data, end
@@ -312,18 +291,56 @@ class PythonSession:
             self._drain_output()
             raise
 
-    async def _end_programs(self, exchange: "asyncio.Future[tuple[dict[str, Any], bytes]]") -> None:
-        """End all programs, and wait for the reply to their request."""
+    async def _begin_exchange(self, *, with_programs: bool) -> "asyncio.Task[SessionEnded | None]":
+        """Let the processes run, and return the watch of their limits, which all exchanges in progress share. Wait for
+        the end of those where one was exceeded."""
+        async with self._signals:
+            await self._signals.wait_for(lambda: self._watch is None or not self._watch.done())
+            is_first = self._watch is None
+            await asyncio.to_thread(self._processes.resume, with_programs=with_programs, is_first=is_first)
+            if self._watch is None:
+                self._watch = asyncio.ensure_future(self._processes.watch(self._end_task))
+            self._exchange_count += 1
+            return self._watch
+
+    async def _finish_exchange(self, watch: "asyncio.Task[SessionEnded | None]") -> SessionEnded | None:
+        """Stop the processes after the last exchange in progress. Programs that fork faster than they are stopped are
+        ended, for the reason that is returned."""
+        async with self._signals:
+            self._exchange_count -= 1
+            if self._exchange_count:
+                return None
+            watch.cancel()
+            await asyncio.wait([watch])
+            try:
+                return None if self.has_ended else await self._stop_processes()
+            finally:
+                self._watch = None
+                self._signals.notify_all()
+
+    async def _find_end(
+        self, watch: "asyncio.Task[SessionEnded | None]", cancelled: "asyncio.Future[None]", wall_s: float
+    ) -> SessionEnded:
+        """Return why an exchange is to end that has no reply yet."""
+        if watch.done():
+            return watch.result() or await self._diagnose_end()
+        if cancelled.done():
+            return SessionEnded("its call was cancelled")
+        return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
+
+    async def _end_programs(
+        self, exchange: "asyncio.Future[tuple[dict[str, Any], bytes]]", request: GuestMessage
+    ) -> None:
+        """Ask for the end of programs, and wait for the reply to their request."""
         if not self.has_ended:
-            self._channel.send({"do": "kill"})
+            self._channel.send(request)
             await asyncio.wait([exchange], timeout=_END_TIMEOUT_S)
 
     async def _stop_processes(self) -> SessionEnded | None:
         """Stop all processes until the next request. Programs that fork faster than they are stopped are ended."""
-        if await asyncio.to_thread(stop_descendants, self.pid):
+        if await asyncio.to_thread(self._processes.stop):
             return None
         end = SessionEnded("its processes could not be stopped")
-        await asyncio.to_thread(resume_descendants, self.pid)
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._channel.exchange({"do": "end"}, b"", None)
@@ -331,49 +348,16 @@ class PythonSession:
             raise end from None
         return end
 
-    async def _watch_limits(
-        self, before: _UsageBefore, wall_s: float, cancelled: "asyncio.Future[None]"
-    ) -> SessionEnded:
-        """Return which limit was exceeded as soon as one is, or that the call was `cancelled`, or how the first process
-        has ended."""
-        until = asyncio.get_running_loop().time() + wall_s
-        limits, interval_s = self._limits, _WATCH_INTERVAL_S
-        while True:
-            remaining_s = until - asyncio.get_running_loop().time()
-            if remaining_s <= 0:
-                return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
-            waited = [self._end_task, cancelled]
-            await asyncio.wait(waited, timeout=min(interval_s, remaining_s), return_when=asyncio.FIRST_COMPLETED)
-            if self._end_task.done():
-                return await self._diagnose_end()
-            if cancelled.done():
-                return SessionEnded("its call was cancelled")
-            usage, inodes = await asyncio.to_thread(self._measure_usage)
-            if usage.cpu_s - before.cpu_s > limits.cpu_s:
-                return SessionEnded(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
-            if usage.memory_bytes > limits.memory_bytes or self._count_memory_kills() > before.memory_kills:
-                return self._memory_limit_error()
-            is_close = not self.has_cgroup and usage.memory_bytes > limits.memory_bytes // 2
-            interval_s = _CLOSE_WATCH_INTERVAL_S if is_close else _WATCH_INTERVAL_S
-            if inodes > max(MAX_INODES, before.inodes):  # a program may remove what another has made
-                return SessionEnded(f"it made more than {MAX_INODES} files", "files_limit")
-
-    def _memory_limit_error(self) -> SessionEnded:
-        return SessionEnded(f"it used more than {self._limits.memory_bytes // MIB} MiB of memory", "memory_limit")
-
     def _find_program_end(self, reply: dict[str, Any]) -> SessionEnded | None:
         """Return how the process of a program has ended by itself; None where it has not."""
         if reply.get("exit") != "ended":
             return None
-        if self._count_memory_kills() > self._memory_kills:
-            return self._memory_limit_error()
+        if self._processes.has_memory_kills:
+            return self._processes.memory_limit_error()
         status = reply.get("status")
         return SessionEnded(
             describe_exit(status) if isinstance(status, int) else "it closed its connection to the tool"
         )
-
-    def _count_memory_kills(self) -> int:
-        return self._cgroup.count_memory_kills() if self._cgroup is not None else 0
 
     async def _diagnose_end(self) -> SessionEnded:
         """Return how a process ended by itself. One that only closed its connection is ended now."""
@@ -383,8 +367,8 @@ class PythonSession:
         self._drain_output()
         if status is None:
             return SessionEnded("it closed its connection to the tool")
-        if self._ran_out_of_memory:
-            return self._memory_limit_error()
+        if self._processes.ran_out_of_memory:
+            return self._processes.memory_limit_error()
         return SessionEnded(describe_exit_code(128 - status if status > 128 else status))
 
     def _start_reading(self, pipe: int) -> None:
@@ -411,49 +395,14 @@ class PythonSession:
             if not self._read_output():
                 return
 
-    def _move_into_cgroup(self) -> None:
-        """Put the guest, which has not run any program yet, into a control group, and open what `kill` needs."""
-        pids = process_tree(self.pid)
-        if self._is_isolated:
-            self._inner_pid = pids[1]
-            self._inner_pidfd = os.pidfd_open(self._inner_pid)
-            with contextlib.suppress(OSError):  # only root may: then the kernel ends programs before the first process
-                Path(f"/proc/{self._inner_pid}/oom_score_adj").write_text(_PROTECTED_SCORE)
-            self._cgroup = Cgroup.create(self._limits.memory_bytes, self._limits.processes + _FIRST_PROCESSES)
-            if self._cgroup is not None and not self._cgroup.add_processes(pids[1:]):
-                self._cgroup.remove()
-                self._cgroup = None
-
-    def _resume_processes(self, *, with_programs: bool) -> _UsageBefore:
-        """Resume the processes, which were stopped after the last call, or the first one alone; return their usage."""
-        if with_programs:
-            resume_descendants(self.pid)
-        elif self._inner_pid:
-            send_signal(self._inner_pid, self.pid, signal.SIGCONT)
-        usage, inodes = self._measure_usage()
-        return _UsageBefore(usage.cpu_s, self._count_memory_kills(), inodes)
-
-    def _measure_usage(self) -> tuple[ProcessUsage, int]:
-        """Return the usage of the processes and the number of files in the scratch folder. A control group counts what
-        sockets hold; where there is none, their number bounds it."""
-        usage, inodes = measure_usage(self.pid, self._limits.memory_bytes), 0
-        if self._inner_pid and not self.has_cgroup:
-            usage = replace(usage, memory_bytes=usage.memory_bytes + measure_socket_bytes(self._inner_pid))
-        with contextlib.suppress(OSError):
-            if self._inner_pid:
-                folder = self._folder if self._folder == WORKSPACE_FOLDER else "/mnt"
-                status = os.statvfs(f"/proc/{self._inner_pid}/root{folder}")
-                inodes = status.f_files - status.f_ffree
-        return usage, inodes
-
     def _begin_kill(self) -> None:
         """Signal all processes to end. With the first one of a namespace, the kernel ends all others in it."""
         if self.has_ended:
             return
         self._was_killed = True
         with contextlib.suppress(ProcessLookupError):
-            if self._inner_pidfd is not None:
-                signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
+            if self._processes.inner_pidfd is not None:
+                signal.pidfd_send_signal(self._processes.inner_pidfd, signal.SIGKILL)
             elif self._is_isolated:
                 self._process.kill()
             else:  # each leads a group of its own, or is in one
@@ -470,23 +419,26 @@ class PythonSession:
             os.close(self._output_pipe)
             self._output_pipe = -1
         self._channel.close()
-        if self._inner_pidfd is not None:
+        if (inner_pidfd := self._processes.inner_pidfd) is not None:
             # It outlives the outermost process for a moment when that one was killed.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
-            await wait_for_exit(self._inner_pidfd, _KILL_TIMEOUT_S)
+                signal.pidfd_send_signal(inner_pidfd, signal.SIGKILL)
+            await wait_for_exit(inner_pidfd, _KILL_TIMEOUT_S)
             # Its zombie is reparented to this process when that is the first process of its container.
             with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
-            os.close(self._inner_pidfd)
-            self._inner_pidfd = None
+                os.waitid(os.P_PIDFD, inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
+            os.close(inner_pidfd)
+            self._processes.inner_pidfd = None
         if self.proxy is not None:
             await self.proxy.close()
         await asyncio.to_thread(self._remove_resources)
 
     def _remove_resources(self) -> None:
-        if self._cgroup is not None:
-            self._ran_out_of_memory = self._count_memory_kills() > self._memory_kills
-            self._cgroup.remove()
+        self._processes.remove_group()
         if not self._is_isolated:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _stop(token: str) -> GuestMessage:
+    """Return the message that ends the programs of one call alone."""
+    return {"do": "stop", "call": token}

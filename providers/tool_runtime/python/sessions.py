@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -55,6 +55,36 @@ class SessionContents:
 NO_CONTENTS: Final = SessionContents()
 
 
+class UseLock:
+    """Lets in users who share a session, or one that has it alone, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._user_count = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+
+    @asynccontextmanager
+    async def share(self) -> AsyncGenerator[None]:
+        """Let other users in that share the session, too."""
+        async with self._turn:
+            self._user_count += 1
+            self._is_unused.clear()
+        try:
+            yield
+        finally:
+            self._user_count -= 1
+            if not self._user_count:
+                self._is_unused.set()
+
+    @asynccontextmanager
+    async def have_alone(self) -> AsyncGenerator[None]:
+        """Wait for the users that are there, and let none in."""
+        async with self._turn:
+            await self._is_unused.wait()
+            yield
+
+
 @dataclass(slots=True)
 class SessionEntry:
     """Place of a session in the pool. `session` is None before its first use."""
@@ -63,7 +93,8 @@ class SessionEntry:
     place: Place
     contents: SessionContents
     session: PythonSession | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    start_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    use_lock: UseLock = field(default_factory=UseLock)
     user_count: int = 0
     created_at: float = field(default_factory=time.time)
     last_used_at: float = field(default_factory=time.time)
@@ -89,7 +120,7 @@ class SessionEntry:
 
 
 class PythonSessionPool:
-    """Lends each session to one user at a time.
+    """Lends each session to users that share it, or to one at a time.
 
     A tenant with as many sessions as its share loses its own idle session that it has not used for longest when it
     creates another one. Where all places are taken, so does the tenant that has most, for one that has fewer.
@@ -147,8 +178,11 @@ class PythonSessionPool:
         return key
 
     @asynccontextmanager
-    async def use_session(self, key: SessionKey) -> AsyncGenerator[tuple[PythonSession, str]]:
-        """Lend the session to one user, with the reason why an earlier one of that name is gone, or "".
+    async def use_session(
+        self, key: SessionKey, *, is_shared: bool = False
+    ) -> AsyncGenerator[tuple[PythonSession, str]]:
+        """Lend the session, alone or with others that share it, with the reason why an earlier one of that name is
+        gone, or "".
 
         Raise SessionFailure when there is none, its other users take too long, or it cannot start.
         """
@@ -160,12 +194,12 @@ class PythonSessionPool:
             entry.expiry_timer.cancel()
         self._entries.move_to_end(key)
         try:
-            await self._acquire_lock(entry)
-            try:
-                yield await self._ensure_started(key, entry), self._loss_reasons.pop(key, "")
-            finally:
-                self._finish_use(key, entry)
-                entry.lock.release()
+            async with AsyncExitStack() as stack:
+                await self._acquire_lock(entry, stack, is_shared=is_shared)
+                try:
+                    yield await self._ensure_started(key, entry), self._loss_reasons.pop(key, "")
+                finally:
+                    self._finish_use(key, entry)
         finally:
             entry.user_count -= 1
             entry.first_use_deadline = None
@@ -204,16 +238,18 @@ class PythonSessionPool:
         """Record why an earlier session of this name is gone, for the next program in it."""
         self._loss_reasons[key] = reason
 
-    async def _acquire_lock(self, entry: SessionEntry) -> None:
+    async def _acquire_lock(self, entry: SessionEntry, stack: AsyncExitStack, *, is_shared: bool) -> None:
+        use = entry.use_lock.share() if is_shared else entry.use_lock.have_alone()
         try:
             async with asyncio.timeout(self._lock_timeout_s):
-                await entry.lock.acquire()
+                await stack.enter_async_context(use)
         except TimeoutError:
             raise SessionFailure("unavailable", "Other calls keep this Python session busy; try again later.") from None
 
     async def _ensure_started(self, key: SessionKey, entry: SessionEntry) -> PythonSession:
-        if entry.session is None and self._entries.get(key) is entry:
-            entry.session = await self._start_session(key, entry)
+        async with entry.start_lock:
+            if entry.session is None and self._entries.get(key) is entry:
+                entry.session = await self._start_session(key, entry)
         if entry.session is None or self._entries.get(key) is not entry:
             if entry.session is not None:
                 await entry.session.kill()

@@ -104,17 +104,21 @@ async def test_what_a_subagent_has_put_out_is_an_artifact_where_its_agent_runs_n
     assert [each.path for each in (await artifacts.list(session.id)).data] == ["/workspace/outputs/kept"]
 
 
-async def test_commands_of_subagents_wait_for_each_other(served: Served) -> None:
-    """A workspace runs one call after the other, and none is lost."""
-    slow = "echo {0} >> log; sleep 0.4; echo {0} >> log"
-    children = [create([shell(slow.format(name))], name=name) for name in "abc"]
-    session = await rest(served.client, (await begin(served, children, WAIT, [shell("cat log", id="c9")])).id)
+async def test_commands_of_subagents_and_of_their_agent_run_side_by_side(served: Served) -> None:
+    """Each waits until all have begun, and the agent lists the files meanwhile."""
+    meet = "touch {0}; until [ -e a ] && [ -e b ] && [ -e c ] && [ -e d ]; do sleep 0.02; done; echo {0}"
+    children = [create([shell(meet.format(name))], name=name) for name in "abc"]
+    session = await rest(served.client, (await begin(served, children, [shell(meet.format("d"))], WAIT)).id)
     commands = [await list_commands(served, session.id, each.id) for each in await list_subagents(served, session.id)]
-    assert commands == [[("", 0, "completed")]] * 3
-    [(log, _, _)] = commands_of(await list_items(served.client, session.id))
-    names = (log or "").split()
-    assert sorted(names) == [*"aabbcc"]
-    assert names[::2] == names[1::2]
+    assert commands == [[(f"{name}\n", 0, "completed")] for name in "abc"]
+    assert commands_of(await list_items(served.client, session.id)) == [("d\n", 0, "completed")]
+
+
+async def test_commands_of_one_agent_run_one_after_the_other(served: Served) -> None:
+    calls = [shell(f"echo {name} >> log; sleep 0.2; echo {name} >> log", id=f"c_{name}") for name in "abc"]
+    session = await rest(served.client, (await begin(served, calls, [shell("cat log", id="c9")])).id)
+    log, _, _ = commands_of(await list_items(served.client, session.id))[-1]
+    assert (log or "").split() == [*"aabbcc"]
 
 
 async def test_the_cancellation_of_a_session_kills_the_commands_of_its_subagents(served: Served) -> None:
@@ -146,6 +150,24 @@ async def test_the_interruption_of_a_subagent_leaves_the_workspace_to_another_on
     ]
     assert first[0][2] in ("failed", "incomplete")
     assert [output for output, _, _ in second] == ["0\nwent\n"]
+
+
+async def test_the_interruption_of_a_subagent_leaves_the_commands_of_another_one(served: Served) -> None:
+    one = create([shell("echo begun; sleep 61")], name="one")
+    other = create([shell(f"until [ -e interrupted ]; do sleep 0.02; done; {COUNT_SLEEPERS}; echo went")], name="other")
+    interrupt: Script = [call("interrupt_subagent", '{"subagent_id": "$0"}', id="i")]
+    ask: Script = [call("get", "{}", id="g")]
+    done: Script = [shell(f"while [ $({COUNT_SLEEPERS}) != 0 ]; do sleep 0.02; done; touch interrupted", id="c9")]
+    session = await begin(served, [one, other], ask, interrupt, done, WAIT, tools=[FUNCTION])
+    await until_commands_run(served, session.id, 2)
+    session = await rest(served.client, session.id)
+    await send(served.client, session.id, tool_result(session.required_actions[0]))
+    assert (await rest(served.client, session.id)).status == "idle"
+    first, second = [
+        await list_commands(served, session.id, each.id) for each in await list_subagents(served, session.id)
+    ]
+    assert first[0][2] in ("failed", "incomplete")
+    assert second == [("0\nwent\n", 0, "completed")]
 
 
 async def test_a_workspace_is_not_suspended_while_a_subagent_works_and_is_there_again_for_one_that_waited() -> None:

@@ -77,6 +77,8 @@ class ContainerShell(TypedTool):
         self._skills: Sequence[MountedSkill] = ()
         self._context = context
         self._containers = containers
+        self._turn = asyncio.Lock()
+        """Calls of one response run one after the other, as the model has written them."""
 
     async def check_declaration(self) -> None:
         await self.container.check()
@@ -98,7 +100,10 @@ class ContainerShell(TypedTool):
         commands = [ShellCommand(command, timeout_s, arguments.max_output_length) for command in arguments.commands]
         tenant = self._context.tenant
         try:
-            return await self._containers.run_commands(self.container.id, commands, events.put_nowait, tenant=tenant)
+            async with self._turn:
+                return await self._containers.run_commands(
+                    self.container.id, commands, events.put_nowait, tenant=tenant
+                )
         finally:
             events.put_nowait(None)
 
