@@ -11,7 +11,7 @@ from openai.types.responses.response import InputTransformation
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from apis.storage.records import reading_stored
-from apis.wire.computer import ComputerCallOutput
+from apis.wire.computer import ComputerCallOutput, ComputerTool, ComputerUsePreviewTool
 from apis.wire.item_parts import InputAudio, InputContentPart, InputFile, InputImage, InputText
 from apis.wire.item_types import (
     CLIENT_CALL_TYPES,
@@ -33,11 +33,13 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import ImageGenerationCallItem
 from apis.wire.tools import (
+    ApplyPatchTool,
     CodeInterpreterTool,
     ContainerReferenceEnvironment,
     CustomTool,
     FileSearchTool,
     FunctionTool,
+    LocalShellTool,
     McpTool,
     NamespaceTool,
     ShellTool,
@@ -64,6 +66,11 @@ _NAMED_IDS: Final = 64
 """Ids of items that one line of the log names."""
 _TOOLS_WITH_STATE: Final = (CodeInterpreterTool, FileSearchTool, NamespaceTool, ShellTool, ToolSearchTool)
 """Tools that go on with what a ToolState holds."""
+_TOOLS_WITHOUT_STATE: Final = (
+    *(FunctionTool, CustomTool, McpTool, WebSearchTool, ApplyPatchTool, LocalShellTool),
+    *(ComputerTool, ComputerUsePreviewTool),
+)
+"""Tools that read no item before, except the calls that the input answers."""
 _build_input_message = unvalidated(InputMessage)
 
 
@@ -158,7 +165,7 @@ def reads_only(request: CreateResponse, items: Sequence[Item], *, has_tool_state
     for tool in request.tools or ():
         is_referenced = isinstance(tool, ShellTool) and isinstance(tool.environment, ContainerReferenceEnvironment)
         is_held = has_tool_state and isinstance(tool, _TOOLS_WITH_STATE)
-        if not (is_referenced or is_held or isinstance(tool, FunctionTool | CustomTool | McpTool | WebSearchTool)):
+        if not (is_referenced or is_held or isinstance(tool, _TOOLS_WITHOUT_STATE)):
             return False
     known_ids = {getattr(item, "call_id", None) or item.id for item in items}
     for item in request.input if isinstance(request.input, list) else ():
