@@ -153,13 +153,13 @@ async def test_a_turn_of_a_long_conversation_costs_as_much_as_one_of_a_short_one
         conversation = await conversations(served).create()
         for _ in range(TURNS):
             before = CountingSQLite.rows["default"], CountingSQLite.sizes["default"]
-            given: Any = "call"
+            next_input: Any = "call"
             called: list[str] = []
-            while given:
-                response = await create(served, input=given, conversation=conversation.id, tools=tools, **SUMMING)
+            while next_input:
+                response = await create(served, input=next_input, conversation=conversation.id, tools=tools, **SUMMING)
                 assert response.status == "completed", response
                 answers = map(CASES[name].answer, response.output)
-                given = [answer for answer in answers if answer is not None]
+                next_input = [answer for answer in answers if answer is not None]
                 called += [item.type for item in response.output if item.type.endswith("_call")]
             assert called
             rows.append(CountingSQLite.rows["default"] - before[0])
