@@ -128,8 +128,8 @@ class Webhooks(Provider, ABC):
         StoreUnavailable."""
 
     @abstractmethod
-    def wake(self) -> None:
-        """Look for due deliveries now."""
+    def wake(self, ops: Sequence[Op]) -> None:
+        """Send the events that are among these operations, which were written."""
 
     @abstractmethod
     async def list_deliveries(self, object_id: str, *, tenant: str) -> Sequence[DeliverySummary]:

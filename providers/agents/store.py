@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -195,14 +195,18 @@ class SessionStore:
         """Write a change with `more`, and announce it; return False if it was not written, because something changed
         meanwhile. A turn that it lets go on is driven by this process from now on, if it has a place."""
         place = None if self.drivers is None else self.drivers.reserve(session)
-        ops = [*await self.build_ops(session, key), *more]
+        with ExitStack() as reserved:
+            if place is not None:
+                reserved.enter_context(place)
+            ops = [*await self.build_ops(session, key), *more]
+            reserved.pop_all()  # from now on it is that of the turn
         if self.drivers is None or place is None:
             versions = await self.kv.write(ops)
         else:
             versions = await self.drivers.write(session, ops, place)
         if versions is None:
             return False
-        self.announce(session, is_driven=place is not None)
+        self.announce(session, ops, is_driven=place is not None)
         session.root.settle(versions)
         return True
 
@@ -210,21 +214,18 @@ class SessionStore:
         """Return the operations that write a change, with those of its webhooks and of the key of its request."""
         transition = transition.root
         ops = [*transition.build_ops(self._event_ttl_s), *keep_request(transition.ref.tenant, key, transition.ref.id)]
-        deliveries: list[Op] = []
         for event, data in transition.webhooks:
-            deliveries += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
-        transition.has_deliveries = bool(deliveries)
-        return [*ops, *deliveries]
+            ops += await self._webhooks.event_ops(event, transition.ref.id, transition.ref.tenant, data)
+        return ops
 
-    def announce(self, transition: Transition, *, is_driven: bool = False) -> None:
-        """Wake the readers of a change that was written, its webhooks, and a worker that it has work for, unless this
-        process `is_driven` by it already."""
+    def announce(self, transition: Transition, ops: Sequence[Op], *, is_driven: bool = False) -> None:
+        """Wake the readers of a change that was written by `ops`, its webhooks, and a worker that it has work for,
+        unless the turn `is_driven` already."""
         transition = transition.root
         number, batch = transition.event_batch()
         if batch:
             self.logs.wakeups.wake(transition.ref.id, number, batch)
-        if transition.has_deliveries:
-            self._webhooks.wake()
+        self._webhooks.wake(ops)
         if transition.has_work and not is_driven and self.drivers is not None:
             self.drivers.wake()
 
@@ -285,10 +286,11 @@ class HeldSession:
             session, self._session = await self.load(), None
             session.touch()
             if await edit(session):
-                versions = await self._store.kv.write(await self._store.build_ops(session))
+                ops = await self._store.build_ops(session)
+                versions = await self._store.kv.write(ops)
                 if versions is None:
                     return False
-                self._store.announce(session)
+                self._store.announce(session, ops)
                 session.root.settle(versions)
                 changed = session
             self._session = session

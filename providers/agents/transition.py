@@ -66,8 +66,6 @@ class Transition:
         self.now = int(time.time())
         self.turn_record: TurnRecord | None = None
         self.webhooks: list[tuple[str, Json]] = []
-        self.has_deliveries = False
-        """True once webhooks of the change wait for receivers."""
         self.open_items: dict[int, Json] = {}
         self.actions: dict[int, Json] = {}
         self._find_root: Callable[[], Transition | None] = lambda: None

@@ -87,7 +87,7 @@ class BatchControl:
         """Apply a change that ends the batch with this status, and report that to the webhooks."""
         ops = [Delete(ref.active_key), *await self._webhooks.event_ops(f"batch.{status}", ref.id, ref.tenant)]
         record = await self.change(ref, edit, ops)
-        self._webhooks.wake()
+        self._webhooks.wake(ops)
         return record
 
     async def count_results(self, ref: BatchRef, record: BatchState) -> BlockCounts:

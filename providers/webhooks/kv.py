@@ -46,8 +46,8 @@ class StoredWebhooks(Webhooks):
     ) -> list[Op]:
         return await self._queue.event_ops(event, object_id, tenant, data)
 
-    def wake(self) -> None:
-        self._queue.wake()
+    def wake(self, ops: Sequence[Op]) -> None:
+        self._queue.wake(ops)
 
     async def list_deliveries(self, object_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
         return await self._queue.log.list_deliveries(object_id, tenant=tenant)

@@ -43,6 +43,7 @@ from providers.webhooks.sending import post_event
 
 _log = logging.getLogger(__name__)
 
+_ALL_QUEUES: Final = webhook_queue_prefix("")
 _POLL_S: Final = 1.0
 _MAX_DELIVERIES: Final = 16
 _MAX_DELIVERIES_PER_WEBHOOK: Final = 4
@@ -136,9 +137,10 @@ class WebhookQueue(JobQueue[_Queue, WebhookDelivery]):
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops
 
-    def wake(self) -> None:
-        """Look for due deliveries now."""
-        self._jobs.wake()
+    def wake(self, ops: Sequence[Op]) -> None:
+        """See `Webhooks.wake`."""
+        if any(op.key.startswith(_ALL_QUEUES) for op in ops):
+            self._jobs.wake()
 
     def _open_queue(self, endpoint: EndpointQueue) -> _Queue:
         """Return the queue of an endpoint, whose webhook is as it was just read."""

@@ -111,32 +111,32 @@ class EnvironmentStore:
         """Change an environment and return it as it is then. Raises AgentNotFound, Overloaded, and what `edit`
         raises."""
         changed: EnvironmentChange | None = None
-        is_changed = False
+        ops: list[Op] = []
 
         async def prepare() -> Sequence[Op] | None:
-            nonlocal changed, is_changed
+            nonlocal changed, ops
             entry = await self.kv.get(ref.key)
             if entry is None:
                 raise environment_not_found()
             record = decode_record(entry, EnvironmentRecord)
             changed = EnvironmentChange(ref, record, await self.load_session(ref, record))
-            is_changed = edit(changed)
-            if not is_changed:
+            if not edit(changed):
+                ops = []
                 return None
             ops = [*changed.ops, *move_due(ref, record)]
             for event in changed.webhooks:
                 ops += await self._webhooks.event_ops(event, ref.id, ref.tenant, {})
             if changed.session is not None and changed.session.has_changes:
                 ops += await self.sessions.build_ops(changed.session)
-            return [Put(ref.key, encode_record(record), None, entry.version), *ops]
+            ops.append(Put(ref.key, encode_record(record), None, entry.version))
+            return ops
 
         await write_prepared(self.kv, prepare)
         assert changed is not None  # it was prepared at least once
-        if is_changed:
-            if changed.session is not None and changed.session.has_changes:
-                self.sessions.announce(changed.session)
-            if changed.webhooks:
-                self._webhooks.wake()
+        if ops and changed.session is not None and changed.session.has_changes:
+            self.sessions.announce(changed.session, ops)
+        else:
+            self._webhooks.wake(ops)
         return changed.record
 
 

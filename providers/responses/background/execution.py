@@ -466,7 +466,7 @@ class RunExecutor:
             self._event_log.wakeups.wake(claimed_run.ref.id)
             raise LeaseLost
         self._event_log.announce(claimed_run.ref.tenant, claimed_run.ref.id, ops)
-        self._webhooks.wake()
+        self._webhooks.wake(ops)
 
 
 def _retrieve_exception(task: "asyncio.Task[None]") -> None:

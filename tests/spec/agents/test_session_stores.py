@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import openai
 import pytest
 
+from apis.errors import StoreUnavailable
 from apis.storage.kv_store import Entry, Op
 from providers.kv_store.memory import Memory
 from tests.support.damage import DAMAGES, damage_record, stored_keys
@@ -215,6 +216,33 @@ async def test_turn_60_of_a_session_reads_and_writes_as_much_of_it_as_turn_10() 
     (early_calls, early_bytes), (late_calls, late_bytes) = min(counts[6:10]), min(counts[56:])
     assert late_calls == early_calls <= 16
     assert late_bytes < 1.1 * early_bytes
+
+
+class DeafMemory(Memory):
+    """A store that cannot list the receivers of webhooks while `is_deaf`."""
+
+    is_deaf: ClassVar[bool] = False
+
+    class Config(Memory.Config):
+        """The fields of the memory store."""
+
+    async def scan(self, prefix: str, **bounds: Any) -> list[tuple[str, Entry]]:
+        if self.is_deaf and "webhook_endpoint" in prefix:
+            raise StoreUnavailable("The store does not answer.")
+        return await super().scan(prefix, **bounds)
+
+
+async def test_a_turn_that_could_not_be_written_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = {"provider": f"{__name__}:DeafMemory"}
+    one_turn = {"agents": {"provider": "kv", "max_turns": 1}}
+    async with serving(scripted([{"text": "hi"}]), kv_store=store, more=one_turn) as served:
+        session = await run_session(served.client)
+        monkeypatch.setattr(DeafMemory, "is_deaf", True)
+        with pytest.raises(openai.InternalServerError):
+            await send(served.client.with_options(max_retries=0), session.id, message("lost"))
+        monkeypatch.setattr(DeafMemory, "is_deaf", False)
+        await run_turn(served, session.id)
+        assert [turn.status for turn in await list_turns(served.client, session.id)] == ["completed"] * 2
 
 
 def count_calls() -> tuple[int, int]:
