@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -167,9 +168,9 @@ def _render_fields(spec: ProviderSpec) -> str:
 def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -> ProviderSpec:
     try:
         make = load_provider_class(api, section.provider)
+        needs, groups, facts = _inspect_constructor(make)
     except ConfigError as exc:
         raise ConfigError(f"{source}: {path}.provider: {exc}") from exc
-    needs, groups = _inspect_constructor(f"{source}: {path}.provider", make)
     fields = section.fields
     members = {
         name: _wire_members(source, member_api, f"{path}.{name}", fields.get(name))
@@ -179,8 +180,6 @@ def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -
         config = make.Config.model_validate(fields)
     except ValidationError as exc:
         raise to_config_error(exc, source, path, make.Config, fields) from None
-    hints = typing.get_type_hints(make.__init__)
-    facts = {name: hint for name, hint in hints.items() if hint in RUN_FACTS}
     return ProviderSpec(api, section.provider, path, make, config, needs, members, facts)
 
 
@@ -202,17 +201,19 @@ def _wire_members(source: str, api: str, path: str, sections: object) -> dict[st
     return members
 
 
-def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[dict[str, Dependency], dict[str, str]]:
-    """Return the constructor's parameters but `config`: single APIs, and named groups of providers of an API."""
+@cache
+def _inspect_constructor(
+    provider_type: type[Provider],
+) -> tuple[Mapping[str, Dependency], Mapping[str, str], Mapping[str, type]]:
+    """Return the constructor's parameters but `config`: single APIs, named groups of providers of an API, and facts of
+    the run. Raises ConfigError, without the place in the file."""
     hints = typing.get_type_hints(provider_type.__init__)
     needs: dict[str, Dependency] = {}
     groups: dict[str, str] = {}
     names = _name_apis(hints.values())
     parameters = inspect.signature(provider_type).parameters
     if "config" not in parameters:
-        raise ConfigError(
-            f"{location}: the constructor of {provider_type.__name__} takes no 'config', which it is given."
-        )
+        raise ConfigError(f"the constructor of {provider_type.__name__} takes no 'config', which it is given.")
     for name, parameter in parameters.items():
         hint = hints.get(name)
         if name == "config" or hint in RUN_FACTS or parameter.default is not parameter.empty:
@@ -227,10 +228,10 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
             needs[name] = Dependency(api, optional=True)
         else:
             raise ConfigError(
-                f"{location}: the constructor of {provider_type.__name__} takes '{name}', whose type is not an API. A "
-                "provider's constructor takes its config, APIs (X, or X | None), Mapping[str, X] of them, and Tenants."
+                f"the constructor of {provider_type.__name__} takes '{name}', whose type is not an API. A provider's "
+                "constructor takes its config, APIs (X, or X | None), Mapping[str, X] of them, and Tenants."
             )
-    return needs, groups
+    return needs, groups, {name: hint for name, hint in hints.items() if hint in RUN_FACTS}
 
 
 def _name_apis(hints: Iterable[Any]) -> dict[Any, str]:
