@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -10,15 +11,24 @@ ENDED: Final = ("completed", "incomplete", "failed", "cancelled")
 _PAUSE_S: Final = 0.005
 _TURNS_WITHOUT_PAUSE: Final = 100
 """Turns of the event loop that are looked at one by one, because a state may be short."""
+_REQUEST_S: Final = 0.001
+"""CPU time of a look that is a request or more. It takes a core from what it waits for, so pauses after it grow."""
+_LONGEST_PAUSE_S: Final = 0.05
 
 
 async def until(holds: Callable[[], object], within_s: float = 10) -> None:
     """Wait until `holds`, a function or a coroutine function, returns a true value. Raises TimeoutError."""
     turns = 0
     async with asyncio.timeout(within_s):
+        began = time.thread_time()
         while not (await result if inspect.isawaitable(result := holds()) else result):
-            await asyncio.sleep(0 if turns < _TURNS_WITHOUT_PAUSE else _PAUSE_S)
+            look_s = time.thread_time() - began
+            if look_s > _REQUEST_S:
+                await asyncio.sleep(min((turns + 3) * look_s, _LONGEST_PAUSE_S))
+            else:
+                await asyncio.sleep(0 if turns < _TURNS_WITHOUT_PAUSE else _PAUSE_S)
             turns += 1
+            began = time.thread_time()
 
 
 async def until_empty(load: Callable[[], Awaitable[object]], within_s: float = 10) -> None:
@@ -32,9 +42,14 @@ async def until_empty(load: Callable[[], Awaitable[object]], within_s: float = 1
 
 async def until_status(objects: Any, object_id: str, *statuses: str, within_s: float = 10) -> Any:
     """Return an object when it has one of these statuses; `objects` are the responses or batches of a client."""
-    async with asyncio.timeout(within_s):
-        while (current := await objects.retrieve(object_id)).status not in statuses:  # noqa: ASYNC110 - a server sets no event
-            await asyncio.sleep(_PAUSE_S)
+    current: Any = None
+
+    async def has_status() -> bool:
+        nonlocal current
+        current = await objects.retrieve(object_id)
+        return current.status in statuses
+
+    await until(has_status, within_s)
     return current
 
 

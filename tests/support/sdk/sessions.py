@@ -7,6 +7,8 @@ from typing import Any
 from openai import AsyncOpenAI
 from openai.types.beta import AgentSession
 
+from tests.support.waiting import until_status
+
 NONE: Any = {"type": "none"}
 FUNCTION: Any = {"type": "function", "name": "get", "description": "d", "parameters": {"type": "object"}}
 """A function that the client runs."""
@@ -23,12 +25,7 @@ async def create_session(client: AsyncOpenAI, text: str = "hello", **agent: Any)
 
 async def rest(client: AsyncOpenAI, session_id: str, within_s: float = 20) -> AgentSession:
     """The session once it does nothing."""
-    async with asyncio.timeout(within_s):
-        while True:
-            session = await client.beta.agents.sessions.retrieve(session_id)
-            if session.status in RESTING:
-                return session
-            await asyncio.sleep(0.02)
+    return await until_status(client.beta.agents.sessions, session_id, *RESTING, within_s=within_s)
 
 
 async def run_session(client: AsyncOpenAI, text: str = "hello", **agent: Any) -> AgentSession:
