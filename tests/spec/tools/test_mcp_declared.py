@@ -69,32 +69,33 @@ def name_oddly(real: RealServer) -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-async def test_names_that_models_do_not_know_are_offered_in_another_form(name: str, grouped: bool) -> None:
+async def test_names_that_models_do_not_know_are_offered_in_another_form(grouped: bool) -> None:
     async with stacked(DONE, grouped=grouped) as (served, real):
         name_oddly(real)
         declared = mcp(real, allowed_tools=NAMES)
         listed = await create(served, tools=[declared])
         names = offered(served)
         parts = [part for each in names for part in each.split(".", 1 if grouped else 0)]
-        choice = {"type": "mcp", "server_label": "real", "name": name}
     assert [tool.name for tool in listed.output[0].tools] == NAMES
     assert len(set(names)) == len(NAMES)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", part) for part in parts)
-    asking = [call(names[NAMES.index(name)], "{}", id="c1")]
-    async with stacked(asking, DONE, asking, DONE, DONE, grouped=grouped) as (served, real):
+    calls: list[Script] = [[call(each, "{}", id="c1")] for each in names]
+    script = [turn for asking in calls for turn in (asking, DONE, asking, DONE, DONE)]
+    async with stacked(*script, grouped=grouped) as (served, real):
         name_oddly(real)
-        first = await create(served, tools=[declared := {**declared, "server_url": real.url}], tool_choice=choice)
-        asks = await create(served, tools=[{**declared, "require_approval": "always"}])
-        answers = [{"type": "mcp_approval_response", "approval_request_id": asks.output[-1].id, "approve": True}]
-        second = await create(served, tools=[declared], input=answers, previous_response_id=asks.id)
-        items = [USER, *map(bare, first.output), USER]
-        await create(served, tools=[declared], input=items, store=False)
-        called = messages(served)[1]["tool_calls"][0]["function"]["name"]
-    assert (first.output[1].name, first.output[1].output) == (name, f"I am {name}")
-    assert (second.output[0].name, second.output[0].output) == (name, f"I am {name}")
-    assert asks.output[-1].name == name
-    assert called == names[NAMES.index(name)]
+        declared = {**declared, "server_url": real.url}
+        for name, offered_name in zip(NAMES, names, strict=True):
+            choice = {"type": "mcp", "server_label": "real", "name": name}
+            first = await create(served, tools=[declared], tool_choice=choice)
+            asks = await create(served, tools=[{**declared, "require_approval": "always"}])
+            answers = [{"type": "mcp_approval_response", "approval_request_id": asks.output[-1].id, "approve": True}]
+            second = await create(served, tools=[declared], input=answers, previous_response_id=asks.id)
+            items = [USER, *map(bare, first.output), USER]
+            await create(served, tools=[declared], input=items, store=False)
+            assert messages(served)[1]["tool_calls"][0]["function"]["name"] == offered_name
+            assert (first.output[1].name, first.output[1].output) == (name, f"I am {name}")
+            assert (second.output[0].name, second.output[0].output) == (name, f"I am {name}")
+            assert asks.output[-1].name == name
 
 
 async def test_two_servers_with_equal_tools_are_distinguished() -> None:

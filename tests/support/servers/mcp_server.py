@@ -140,20 +140,41 @@ class RealServer:
 
         listener = socket.create_server((LOOPBACK, 0))
         self.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/{'sse' if kind == 'sse' else 'mcp'}"
-        server = _Quiet(uvicorn.Config(recorded, log_config=None, timeout_graceful_shutdown=1))
+        server = _Quiet(uvicorn.Config(recorded, log_config=None))
         task = asyncio.create_task(server.serve([listener]))
         try:
             yield self
         finally:
-            server.should_exit = True
+            server.leaving.set()
             async with asyncio.timeout(10):
                 await task
             listener.close()
 
 
 class _Quiet(uvicorn.Server):
+    """The server without its signal handlers, which are the test runner's, and without its pauses, which add up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.leaving = asyncio.Event()
+
     def capture_signals(self) -> Any:
         return nullcontext()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.leaving.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self.servers:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            _, unfinished = await asyncio.wait(tasks, timeout=1)
+            for task in unfinished:
+                task.cancel()
+        await self.lifespan.shutdown()
 
 
 if __name__ == "__main__":

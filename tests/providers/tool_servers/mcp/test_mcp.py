@@ -33,9 +33,8 @@ from tests.support.servers.mcp_server import RealServer
 
 ERROR: Final[TypeAdapter[Any]] = TypeAdapter(McpToolCallError)
 STDIO: Final = {"command": sys.executable, "args": [str(Path(mcp_server.__file__))], "env": {"TOKEN": "token-of-ours"}}
-TRANSPORTS: Final = ("2026", "before 2026", "json", "sse", "stdio")
-
-Reached = tuple[MCP, dict[str, Any], RealServer]
+Declared = dict[str, Any]
+Reached = tuple[MCP, Declared, RealServer]
 
 
 @asynccontextmanager
@@ -60,21 +59,17 @@ async def test_conforms(transport: str, law: Callable[[Subject], Awaitable[None]
         await law(Subject(mcp, declaration(server), "echo", arguments, "hang", real.reached, real.dropped))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_list_holds_each_tool_as_a_model_can_be_offered_it(transport: str) -> None:
-    async with reached(transport) as (mcp, server, _):
-        tools = {tool.name: tool for tool in await tools_of(mcp, listed(server))}
+async def a_list_holds_each_tool_as_a_model_can_be_offered_it(mcp: MCP, server: Declared, _: RealServer) -> None:
+    tools = {tool.name: tool for tool in await tools_of(mcp, listed(server))}
     assert tools["echo"].description == "Says it again."
     assert tools["echo"].input_schema["required"] == ["text"]
     assert tools["echo"].annotations == {"readOnlyHint": True, "title": "Echo of it"}
     assert {"note", "fail", "hang", "all_kinds"} <= set(tools)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_every_kind_of_content_becomes_text(transport: str) -> None:
-    async with reached(transport) as (mcp, server, _):
-        text = await text_of(mcp, called(server, "all_kinds"))
-        structured = await text_of(mcp, called(server, "structured"))
+async def every_kind_of_content_becomes_text(mcp: MCP, server: Declared, _: RealServer) -> None:
+    text = await text_of(mcp, called(server, "all_kinds"))
+    structured = await text_of(mcp, called(server, "structured"))
     assert text.splitlines() == [
         "words\ufffd and more",
         "[image, image/png, 300 bytes]",
@@ -87,49 +82,72 @@ async def test_every_kind_of_content_becomes_text(transport: str) -> None:
     assert structured == '{"degrees": 21}'
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_tools_own_failure_has_its_words_and_openais_error_type(transport: str) -> None:
-    async with reached(transport) as (mcp, server, _):
-        failed = await failure(mcp, called(server, "fail", why="not\ntoday"))
+async def a_tools_own_failure_has_its_words_and_openais_error_type(mcp: MCP, server: Declared, _: RealServer) -> None:
+    failed = await failure(mcp, called(server, "fail", why="not\ntoday"))
     assert failed.message == "Error executing tool fail: not today"
     error = ERROR.validate_python(failed.error.model_dump())
     assert error.type == "mcp_tool_execution_error"
     assert error.content == [{"type": "text", "text": "Error executing tool fail: not\ntoday"}]
 
 
-@pytest.mark.parametrize("transport", ["2026", "sse", "stdio"])
-async def test_a_long_result_is_cut_with_a_visible_mark(transport: str) -> None:
-    async with reached(transport) as (mcp, server, _):
-        # The SDK reads no more than 1 MiB of an event of the old SSE transport.
-        if transport == "sse":
-            assert "broke off" in (await failure(mcp, called(server, "long", characters=600_000))).message
-        else:
-            text = await text_of(mcp, called(server, "long", characters=600_000))
-            assert 1024 * 1024 - 2 <= len(text.encode()) <= 1024 * 1024
-            assert text.endswith("é\n[cut off here: the result is longer than 1 MiB]")
-        assert await text_of(mcp, called(server, "long", characters=3)) == "ééé"
+async def a_server_that_asks_the_user_is_refused_at_once(mcp: MCP, server: Declared, _: RealServer) -> None:
+    assert "did not answer" not in (await failure(mcp, called(server, "elicit"))).message
+    assert await text_of(mcp, called(server, "echo", text="on")) == "on"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_server_that_asks_the_user_is_refused_at_once(transport: str) -> None:
-    async with reached(transport) as (mcp, server, _):
-        assert "did not answer" not in (await failure(mcp, called(server, "elicit"))).message
-        assert await text_of(mcp, called(server, "echo", text="on")) == "on"
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_tool_that_is_not_allowed_is_neither_listed_nor_called(transport: str) -> None:
-    async with reached(transport) as (mcp, server, real):
-        for allowed in (["echo"], {"tool_names": ["echo"]}, {"read_only": True}):
-            limited = {**server, "allowed_tools": allowed}
-            assert [tool.name for tool in await tools_of(mcp, listed(limited))] == ["echo"]
-            assert await text_of(mcp, called(limited, "echo", text="a")) == "a"
-            error = (await failure(mcp, called(limited, "note", text="a"))).error
-            assert error.type == "mcp_protocol_error"
-        writing = {**server, "allowed_tools": {"read_only": False}}
-        await failure(mcp, called(writing, "echo", text="a"))
-        await failure(mcp, called({**server, "allowed_tools": []}, "echo", text="a"))
+async def a_tool_that_is_not_allowed_is_neither_listed_nor_called(mcp: MCP, server: Declared, real: RealServer) -> None:
+    for allowed in (["echo"], {"tool_names": ["echo"]}, {"read_only": True}):
+        limited = {**server, "allowed_tools": allowed}
+        assert [tool.name for tool in await tools_of(mcp, listed(limited))] == ["echo"]
+        assert await text_of(mcp, called(limited, "echo", text="a")) == "a"
+        error = (await failure(mcp, called(limited, "note", text="a"))).error
+        assert error.type == "mcp_protocol_error"
+    writing = {**server, "allowed_tools": {"read_only": False}}
+    await failure(mcp, called(writing, "echo", text="a"))
+    await failure(mcp, called({**server, "allowed_tools": []}, "echo", text="a"))
     assert real.notes == []
+
+
+async def a_long_result_is_cut_with_a_visible_mark(mcp: MCP, server: Declared, _: RealServer) -> None:
+    text = await text_of(mcp, called(server, "long", characters=600_000))
+    assert 1024 * 1024 - 2 <= len(text.encode()) <= 1024 * 1024
+    assert text.endswith("é\n[cut off here: the result is longer than 1 MiB]")
+    assert await text_of(mcp, called(server, "long", characters=3)) == "ééé"
+
+
+PROMISES: Final = (
+    a_list_holds_each_tool_as_a_model_can_be_offered_it,
+    every_kind_of_content_becomes_text,
+    a_tools_own_failure_has_its_words_and_openais_error_type,
+    a_server_that_asks_the_user_is_refused_at_once,
+    a_tool_that_is_not_allowed_is_neither_listed_nor_called,
+)
+
+
+@pytest.mark.parametrize("transport", ["2026", "before 2026", "json", "sse"])
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+async def test_each_transport_keeps_that(promise: Callable[..., Awaitable[None]], transport: str) -> None:
+    async with reached(transport) as each:
+        await promise(*each)
+
+
+async def test_a_child_process_keeps_all_of_them() -> None:
+    """One for all: its start is a second of work."""
+    async with reached("stdio") as each:
+        for promise in (*PROMISES, a_long_result_is_cut_with_a_visible_mark):
+            await promise(*each)
+
+
+async def test_over_http_a_long_result_is_cut_with_a_visible_mark() -> None:
+    async with reached("2026") as each:
+        await a_long_result_is_cut_with_a_visible_mark(*each)
+
+
+async def test_over_the_old_transport_a_long_result_fails_in_words() -> None:
+    """The SDK reads no more than 1 MiB of an event there."""
+    async with reached("sse") as (mcp, server, _):
+        assert "broke off" in (await failure(mcp, called(server, "long", characters=600_000))).message
+        assert await text_of(mcp, called(server, "long", characters=3)) == "ééé"
 
 
 async def test_a_tool_that_has_changed_since_it_was_listed_is_not_called() -> None:
