@@ -235,13 +235,15 @@ async def test_the_privilege_matrix_of_every_route_and_scope_holds() -> None:
         values["admin"] = admin.value
         for route in ROUTES:
             path = route.path.replace("{", "").replace(":path}", "").replace("}", "")
-            for prefix in ("/v1", ""):
-                for scope, value in values.items():
-                    answer = await ask(
-                        served.url, b"", method=route.method, path=f"{prefix}{path}", headers=bearer(value)
-                    )
-                    refused = answer.status == 403 and b"missing_scope" in answer.body
-                    assert refused != admitted(route, scope), (route.method, path, scope, answer)
+            # without the prefix it is the same route: one scope that it admits and one that it refuses show that
+            few = {admitted(route, scope): scope for scope in SCOPES}.values()
+            asked = [*(("/v1", scope) for scope in SCOPES), *(("", scope) for scope in few)]
+            for prefix, scope in asked:
+                answer = await ask(
+                    served.url, b"", method=route.method, path=f"{prefix}{path}", headers=bearer(values[scope])
+                )
+                refused = answer.status == 403 and b"missing_scope" in answer.body
+                assert refused != admitted(route, scope), (route.method, path, scope, answer)
         for path in ("/version", "/openapi.json"):
             for value in values.values():
                 answer = await ask(served.url, b"", method="GET", path=path, headers=bearer(value))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.spec.responses.test_adversarial_sizes import MAX_TURN_S, longest_turn
+from tests.spec.responses.test_adversarial_sizes import MAX_TURN_S, load_all, longest_turn
 from tests.support.servers.serving import serving
 
 EVEN = {"provider": "tests.support.models.even_decisions:Even"}
@@ -41,7 +41,7 @@ TURNS: dict[str, Callable[[int], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", TURNS)
 async def test_many_parts_of_a_decision_leave_turns_of_the_event_loop_to_others(kind: str) -> None:
     async with serving(EVEN) as served:
-        await longest_turn(served, "/v1/decisions", model="even", **TURNS[kind](100))
+        await load_all(served, "/v1/decisions", model="even", **TURNS[kind](100))
         assert await longest_turn(served, "/v1/decisions", model="even", **TURNS[kind](1)) < MAX_TURN_S
 
 
@@ -49,5 +49,5 @@ async def test_a_state_with_many_values_does_so_too() -> None:
     questions = {f"q{number}": {"type": "noul", "instructions": "Is it?"} for number in range(QUESTIONS)}
     body: dict[str, Any] = {"model": "even", "questions": questions}
     async with serving(EVEN) as served:
-        await longest_turn(served, "/v1/systemone", **body, state={"numbers": [1]})
+        await load_all(served, "/v1/systemone", **body, state={"numbers": [1]})
         assert await longest_turn(served, "/v1/systemone", **body, state={"numbers": [*range(50_000)]}) < MAX_TURN_S

@@ -14,6 +14,7 @@ from tests.spec.responses.test_adversarial_sizes import (
     SOME,
     TEXT_BYTES,
     USER,
+    load_all,
     longest_turn,
     talk,
 )
@@ -50,7 +51,7 @@ TURNS: dict[str, Callable[[int], list[Json]]] = {
 @pytest.mark.parametrize("kind", TURNS)
 async def test_many_parts_of_a_message_leave_turns_of_the_event_loop_to_others(kind: str) -> None:
     async with serving(scripted([{"text": "ok"}])) as served:
-        await longest_turn(served, "/v1/messages", messages=TURNS[kind](2), max_tokens=9)
+        await load_all(served, "/v1/messages", messages=TURNS[kind](2), max_tokens=9)
         assert await longest_turn(served, "/v1/messages", messages=TURNS[kind](SOME), max_tokens=9) < MAX_TURN_S
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
-_REFERENCE_S: Final = 0.03
+_REFERENCE_S: Final = 0.0075
 """CPU time of `_work` on the machine that the bounds are meant for."""
 
 
@@ -36,7 +36,6 @@ class LoopTurns:
 def measured_turns() -> Generator[LoopTurns]:
     """Measure each turn of the event loop of this thread while the context is open."""
     turns = LoopTurns()
-    gc.collect()
     gc.disable()  # a collection of all that a test run holds would count as a turn
     run_once: Any = base_events.BaseEventLoop._run_once  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType,reportUnknownVariableType] - private: one turn
 
@@ -57,6 +56,6 @@ def measured_turns() -> Generator[LoopTurns]:
 def _time_work() -> float:
     began = time.thread_time()
     total = 0
-    for number in range(400_000):
+    for number in range(100_000):
         total += number % 7
     return time.thread_time() - began
