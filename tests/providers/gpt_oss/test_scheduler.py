@@ -73,7 +73,13 @@ class Story:
             assert driver.step() or not driver.live
 
 
-@pytest.mark.parametrize("first", range(0, STORIES * STORIES_EACH, STORIES_EACH))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[pytest.mark.long] if first >= STORIES * STORIES_EACH // 2 else [])
+        for first in range(0, STORIES * STORIES_EACH, STORIES_EACH)
+    ],
+)
 def test_in_any_story_all_get_what_they_would_alone_and_nothing_is_lost(first: int) -> None:
     for seed in range(first, first + STORIES_EACH):
         story = Story(seed)

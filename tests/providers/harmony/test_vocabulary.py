@@ -49,18 +49,18 @@ WORDS = [
     ],
 ]
 HOSTILE = {
-    "one letter": "a" * 300_000,
-    "random letters": "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=300_000)),
-    "spaces": " " * 300_000,
-    "newlines": "\n" * 300_000,
-    "slashes": "!" + "/" * 300_000,
-    "digits": "1234567890" * 30_000,
-    "families": "👩‍👩‍👧‍👦" * 15_000,
+    "one letter": "a" * 100_000,
+    "random letters": "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=100_000)),
+    "spaces": " " * 100_000,
+    "newlines": "\n" * 100_000,
+    "slashes": "!" + "/" * 100_000,
+    "digits": "1234567890" * 10_000,
+    "families": "👩‍👩‍👧‍👦" * 5_000,
     "zero width": "\u200b" * 100_000,
-    "combining marks": "e" + "\u0301" * 300_000,
+    "combining marks": "e" + "\u0301" * 100_000,
     "letters newer than this Unicode": "a\u1c8a" * 100_000,
     "han": "漢" * 100_000,
-    "apostrophes": "a'" * 150_000,
+    "apostrophes": "a'" * 50_000,
 }
 
 
