@@ -266,15 +266,16 @@ async def test_a_call_without_room_for_its_container_fails_and_the_model_answers
     assert "in use" in answer
 
 
-@pytest.mark.parametrize("arguments", ["{oops", "{}", '{"code": ""}', '{"code": 5}', "", '{"code": "x'])
-async def test_arguments_that_are_no_program_are_an_error_for_the_model(arguments: str) -> None:
-    turns: list[Script] = [[{"call": "python", "arguments": [*arguments]}], DONE]
-    async with interpreting(*turns) as served:
-        response = await create(served, tools=[TOOL])
-        await stream(served, tools=[TOOL])
-        assert "python" in messages(served)[-1]["content"]
-        assert (await served.client.containers.list()).data == []
-    assert response.output[0].status == "failed"
+async def test_arguments_that_are_no_program_are_an_error_for_the_model() -> None:
+    wrong = ("{oops", "{}", '{"code": ""}', '{"code": 5}', "", '{"code": "x')
+    calls: list[Script] = [[{"call": "python", "arguments": [*arguments]}] for arguments in wrong]
+    async with interpreting(*(turn for each in calls for turn in (each, DONE, each, DONE))) as served:
+        for arguments in wrong:
+            response = await create(served, tools=[TOOL])
+            assert response.output[0].status == "failed", arguments
+            await stream(served, tools=[TOOL])
+            assert "python" in messages(served)[-1]["content"], arguments
+            assert (await served.client.containers.list()).data == [], arguments
 
 
 async def test_code_that_was_cut_is_not_run() -> None:
@@ -309,18 +310,17 @@ async def test_another_tenants_container_is_an_unknown_one() -> None:
     assert errors[0]["message"].replace(named["container"], "") == errors[1]["message"].replace("cntr_" + "0" * 32, "")
 
 
-@pytest.mark.parametrize(
-    ("asked_for", "param"),
-    [
-        ({"memory_limit": "4g"}, "memory_limit"),
-        ({"file_ids": ["file-1"]}, "file_ids"),
-        ({"network_policy": {"type": "allowlist", "allowed_domains": ["a.example"]}}, "network_policy"),
-    ],
-)
-async def test_what_a_container_cannot_have_is_refused_by_name(asked_for: Json, param: str) -> None:
+async def test_what_a_container_cannot_have_is_refused_by_name() -> None:
+    wishes: Json = {
+        "memory_limit": "4g",
+        "file_ids": ["file-1"],
+        "network_policy": {"type": "allowlist", "allowed_domains": ["a.example"]},
+    }
     async with interpreting(DONE) as served:
-        error = await refusal(served, tools=[function(), {**TOOL, "container": {"type": "auto", **asked_for}}])
-    assert error["param"] == f"tools[1].container.{param}"
+        for name, value in wishes.items():
+            container = {"type": "auto", name: value}
+            error = await refusal(served, tools=[function(), {**TOOL, "container": container}])
+            assert error["param"] == f"tools[1].container.{name}"
 
 
 async def test_a_missing_uploaded_file_is_refused_by_its_field() -> None:

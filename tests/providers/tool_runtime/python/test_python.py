@@ -212,32 +212,32 @@ async def test_too_many_and_too_large_files_stay_inside(python: Python) -> None:
     assert "large" in large.text
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "how"),
-    [
-        ("import os; os._exit(3)", "it exited with status 3", "crashed"),
-        ("import ctypes; ctypes.string_at(0)", "it was ended by SIGSEGV", "crashed"),
-        ("import os; os.abort()", "it was ended by SIGABRT", "crashed"),
-        ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL", "crashed"),
-        ("while True: pass", "it used more than 0.5 s of processor time", "cpu_limit"),
-        (
-            "import os, time\nfor _ in range(20):\n    if not os.fork():\n        x = b'x' * (20 << 20)\n"
-            "        time.sleep(100)\ntime.sleep(100)",
-            "it used more than 64 MiB of memory",
-            "memory_limit",
-        ),
-    ],
-)
-async def test_a_session_that_ends_says_why_and_the_next_is_new(code: str, reason: str, how: str) -> None:
+ENDS: list[tuple[str, str, str]] = [
+    ("import os; os._exit(3)", "it exited with status 3", "crashed"),
+    ("import ctypes; ctypes.string_at(0)", "it was ended by SIGSEGV", "crashed"),
+    ("import os; os.abort()", "it was ended by SIGABRT", "crashed"),
+    ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL", "crashed"),
+    ("while True: pass", "it used more than 0.5 s of processor time", "cpu_limit"),
+    (
+        "import os, time\nfor _ in range(20):\n    if not os.fork():\n        x = b'x' * (20 << 20)\n"
+        "        time.sleep(100)\ntime.sleep(100)",
+        "it used more than 64 MiB of memory",
+        "memory_limit",
+    ),
+]
+
+
+async def test_a_session_that_ends_says_why_and_the_next_is_new() -> None:
     async with started(cpu_s=0.5, memory_mib=64) as python:
-        await text_of(python, "x = 1")
-        result = await python.call(program(f"print('before', flush=True)\n{code}"))
-        assert result.text == (
-            f"before\n\n[the Python session was ended: {reason}. Its variables are gone; its files are kept, "
-            "and the next call begins a new session]"
-        )
-        assert result.data == {"logs": "before\n", "exit": how}
-        assert "NameError" in await text_of(python, "x")
+        for code, reason, how in ENDS:
+            await text_of(python, "x = 1", how + reason)
+            result = await python.call(program(f"print('before', flush=True)\n{code}", how + reason))
+            assert result.text == (
+                f"before\n\n[the Python session was ended: {reason}. Its variables are gone; its files are kept, "
+                "and the next call begins a new session]"
+            )
+            assert result.data == {"logs": "before\n", "exit": how}
+            assert "NameError" in await text_of(python, "x", how + reason)
 
 
 async def test_memory_that_cannot_be_had_is_an_exception(python: Python) -> None:

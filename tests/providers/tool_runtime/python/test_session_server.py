@@ -76,11 +76,11 @@ async def test_variables_set_through_one_are_seen_through_the_other(two: Two, st
     assert len(server_processes()) == 1
 
 
-@pytest.mark.parametrize("session", ["a/b", "\ud800", "", "x" * 5000, "\0"])
-async def test_a_session_may_have_any_name(session: str, two: Two) -> None:
-    await text_of(two[0], "x = 1", session)
-    assert await text_of(two[1], "x", session) == "1"
-    assert await text_of(two[0], "x", session) == "1"
+async def test_a_session_may_have_any_name(two: Two) -> None:
+    for number, session in enumerate(("a/b", "\ud800", "", "x" * 5000, "\0")):
+        await text_of(two[0], f"x = {number}", session)
+        assert await text_of(two[1], "x", session) == str(number)
+        assert await text_of(two[0], "x", session) == str(number)
 
 
 async def test_what_a_call_made_comes_whole(two: Two) -> None:
@@ -375,17 +375,15 @@ async def ask_as(user: int, client: str) -> bytes:
     return output
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"\0\0\0\1", b"\xff\xff\xff\xff", b"\0\0\0\3abc", b"\0\0\0\1\x80", b"GET / HTTP/1.1"]
-)
-async def test_what_is_no_request_does_no_harm(sent: bytes, two: Two) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(server_socket(two[0])))
-    writer.write(sent)
-    writer.write_eof()
-    async with asyncio.timeout(10):
-        assert await reader.read() == b""
-    writer.close()
-    assert await text_of(two[0], "1") == "1"
+async def test_what_is_no_request_does_no_harm(two: Two) -> None:
+    for sent in (b"", b"\0\0\0\1", b"\xff\xff\xff\xff", b"\0\0\0\3abc", b"\0\0\0\1\x80", b"GET / HTTP/1.1"):
+        reader, writer = await asyncio.open_unix_connection(str(server_socket(two[0])))
+        writer.write(sent)
+        writer.write_eof()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+        assert await text_of(two[0], "1") == "1", sent
 
 
 async def test_the_socket_of_a_killed_server_is_removed(store: KVStore) -> None:
