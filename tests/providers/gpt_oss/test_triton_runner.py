@@ -163,7 +163,7 @@ def requests() -> list[EngineRequest]:
         stem = random.choice(stems)[: random.randrange(1, 80)]
         rest = [random.randrange(SPEC.vocabulary) for _ in range(random.randrange(1, 9))] * random.choice([1, 1, 3])
         sampling = replace(ways[number % len(ways)], seed=number - 3)
-        engine_requests.append(EngineRequest([*stem, *rest], sampling, max_tokens=random.randrange(15, 60)))
+        engine_requests.append(EngineRequest([*stem, *rest], sampling, max_tokens=random.randrange(15, 40)))
     return engine_requests
 
 
@@ -216,7 +216,7 @@ async def test_drafts_make_fewer_steps_and_no_other_tokens(
     circling: Weights, temperature: float, sequences: int
 ) -> None:
     engine_requests = [
-        EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=90)
+        EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=60)
         for seed in range(sequences)
     ]
     plain, guessing = runner(circling, guesses=False), runner(circling)

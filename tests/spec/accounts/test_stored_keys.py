@@ -237,8 +237,8 @@ async def test_the_privilege_matrix_of_every_route_and_scope_holds() -> None:
             path = route.path.replace("{", "").replace(":path}", "").replace("}", "")
             # without the prefix it is the same route: one scope that it admits and one that it refuses show that
             few = {admitted(route, scope): scope for scope in SCOPES}.values()
-            asked = [*(("/v1", scope) for scope in SCOPES), *(("", scope) for scope in few)]
-            for prefix, scope in asked:
+            requests = [*(("/v1", scope) for scope in SCOPES), *(("", scope) for scope in few)]
+            for prefix, scope in requests:
                 answer = await ask(
                     served.url, b"", method=route.method, path=f"{prefix}{path}", headers=bearer(values[scope])
                 )

@@ -108,14 +108,14 @@ async def test_the_answer_is_nearly_the_same_each_time(served: Served) -> None:
 
 
 async def test_the_input_is_read_once_for_all_questions(served: Served) -> None:
-    ticket = " ".join(f"Line {number}: {TICKET}" for number in range(12))
+    ticket = " ".join(f"Line {number}: {TICKET}" for number in range(7))
     one = (await decide(served, input=ticket, questions=[PREDICATE])).usage
-    ten = (await decide(served, input=f"Ticket. {ticket}", questions=[PREDICATE, SCORE] * 5)).usage
-    read_tokens = ten.input_tokens - ten.input_tokens_details.cached_tokens
-    assert one.input_tokens > 300
-    assert read_tokens < one.input_tokens + 9 * 80 < ten.input_tokens / 2
-    assert ten.output_tokens == 10
-    assert ten.total_tokens == ten.input_tokens + ten.output_tokens
+    six = (await decide(served, input=f"Ticket. {ticket}", questions=[PREDICATE, SCORE] * 3)).usage
+    read_tokens = six.input_tokens - six.input_tokens_details.cached_tokens
+    assert one.input_tokens > 150
+    assert read_tokens < one.input_tokens + 5 * 60 < six.input_tokens / 2
+    assert six.output_tokens == 6
+    assert six.total_tokens == six.input_tokens + six.output_tokens
 
 
 async def test_an_alias_answers_under_its_own_name(served: Served) -> None:

@@ -267,10 +267,10 @@ async def test_a_call_without_room_for_its_container_fails_and_the_model_answers
 
 
 async def test_arguments_that_are_no_program_are_an_error_for_the_model() -> None:
-    wrong = ("{oops", "{}", '{"code": ""}', '{"code": 5}', "", '{"code": "x')
-    calls: list[Script] = [[{"call": "python", "arguments": [*arguments]}] for arguments in wrong]
+    argument_texts = ("{oops", "{}", '{"code": ""}', '{"code": 5}', "", '{"code": "x')
+    calls: list[Script] = [[{"call": "python", "arguments": [*arguments]}] for arguments in argument_texts]
     async with interpreting(*(turn for each in calls for turn in (each, DONE, each, DONE))) as served:
-        for arguments in wrong:
+        for arguments in argument_texts:
             response = await create(served, tools=[TOOL])
             assert response.output[0].status == "failed", arguments
             await stream(served, tools=[TOOL])

@@ -6,9 +6,9 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from tests.providers.tool_runtime.python.test_python import (
     text_of,
 )
 from tests.support.servers.ended_processes import assert_ended
+from tests.support.servers.forked_process import ForkedProcess, forked_process
 
 __all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -212,13 +213,11 @@ async def serve():
         await asyncio.sleep(1000)
 asyncio.run(serve())
 """
-    workers: list[asyncio.subprocess.Process] = []
+    workers: list[ForkedProcess] = []
     servers: list[psutil.Process] = []
-    try:
+    async with AsyncExitStack() as running:
         for number in range(3):
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", worker, stdout=subprocess.PIPE)
-            workers.append(process)
-            assert process.stdout is not None
+            workers.append(process := await running.enter_async_context(forked_process(worker, stderr=2)))
             async with asyncio.timeout(30):
                 assert await process.stdout.readline() == f"{number + 1}\n".encode()
             servers += psutil.Process(process.pid).children()
@@ -227,11 +226,6 @@ asyncio.run(serve())
                 await workers[-2].wait()
         assert len(servers) == 1
         assert servers[0].is_running()
-    finally:
-        for process in workers:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
     await assert_ended(servers)
 
 
