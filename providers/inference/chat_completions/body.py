@@ -23,6 +23,7 @@ from apis.chat import (
     Message,
     NamedFunction,
     RefusalPart,
+    ResponseFormat,
     TextPart,
     refuse_engine_options,
 )
@@ -70,10 +71,27 @@ OMITTABLE_FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "priority": lambda _: True,
     "cache_salt": lambda value: value.startswith(TENANT_SALT_PREFIX),
     "reasoning_effort": lambda value: value == "medium",
+    "verbosity": lambda value: value == "medium",
     "logprobs": lambda value: value is False,
     "top_logprobs": lambda value: value == 0,
+    "logit_bias": lambda value: not value,
+    "stop": lambda value: not value,
+    "presence_penalty": lambda value: value == 0,
+    "frequency_penalty": lambda value: value == 0,
+    "repetition_penalty": lambda value: value == 1,
+    "top_p": lambda value: value == 1,
+    "min_p": lambda value: value == 0,
 }
 """Fields of which a server may know nothing -> whether it may go without this value: the answer stays the same."""
+INNER_FIELDS: Final[Mapping[str, Callable[[ChatRequest], bool]]] = {
+    "strict": lambda request: bool(request.tools) or request.response_format is not None,
+    "name": lambda request: any(message.name for message in request.messages),
+    "reasoning": lambda request: any(message.reasoning for message in request.messages),
+    "reasoning_content": lambda request: any(message.reasoning for message in request.messages),
+    "detail": lambda request: any(isinstance(message.content, list) for message in request.messages),
+}
+"""Fields of messages, tools and formats of which a server may know nothing -> whether a request may have them. What is
+strict is checked in the answer, and the name of a message becomes the beginning of its text."""
 VERBOSITY: Final[Mapping[str | None, str]] = {
     "low": "Keep the answer short: say what was asked for and no more.",
     "high": "Make the answer detailed: explain it, with examples where they help.",
@@ -91,7 +109,7 @@ class ChatDialect:
     control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
     a model that is not in the server's list does not exist. `affinity_headers` are presets and names of headers that
     carry the request's affinity key. `null_content` says that a message of calls alone has a content of null, not of
-    an empty text. `omitted` names fields of the body that the server refuses.
+    an empty text. `omitted` names fields of the body, and of what is in it, that the server refuses.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -121,7 +139,7 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: 
         body[name] = value
     body |= _build_tool_options(request) | _build_guidance(request)
     if request.response_format is not None and request.response_format.type != "text":
-        body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
+        body["response_format"] = _build_format(request.response_format, dialect)
     if is_streamed:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
@@ -132,6 +150,8 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect, *, is_streamed: 
 
 def can_omit(request: ChatRequest, name: str) -> bool:
     """Return true for a field of the body whose loss does not change the answer."""
+    if name in INNER_FIELDS:
+        return INNER_FIELDS[name](request)
     value = {"stream_options": True, **vars(request), **_build_tool_options(request)}.get(name)
     return value is not None and name in OMITTABLE_FIELDS and OMITTABLE_FIELDS[name](value)
 
@@ -223,18 +243,25 @@ def _build_message(message: Message, index: int, dialect: ChatDialect) -> dict[s
     role = dialect.developer_role if message.role == "developer" else message.role
     out: dict[str, Any] = {"role": role, "content": _build_content(message, index, dialect)}
     if message.name is not None:
-        out["name"] = message.name
+        out |= _put_name_first(out["content"], message.name) if "name" in dialect.omitted else {"name": message.name}
     if message.tool_call_id is not None:
         out["tool_call_id"] = message.tool_call_id
     if message.role != "assistant":
         return out
-    if message.reasoning and dialect.reasoning_field != "none":
+    is_refused = not dialect.omitted.isdisjoint(("reasoning", "reasoning_content"))
+    if message.reasoning and dialect.reasoning_field != "none" and not is_refused:
         out[dialect.reasoning_field] = message.reasoning
     if message.tool_calls:
         calls = (custom_call_to_function_call(c) if isinstance(c, CustomCall) else c for c in message.tool_calls)
         out["tool_calls"] = [_build_call(call) for call in calls]
         out["content"] = out["content"] or (None if dialect.null_content else "")
     return out
+
+
+def _put_name_first(content: str | list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the content of a message with the name of its author before it."""
+    title = f"{name}: "
+    return {"content": title + content if isinstance(content, str) else [{"type": "text", "text": title}, *content]}
 
 
 def _build_call(call: FunctionCall) -> dict[str, Any]:
@@ -263,7 +290,9 @@ def _build_part(part: ContentPart, path: str, dialect: ChatDialect) -> dict[str,
             return {"type": "text", "text": part.refusal}
         case ImagePart():
             image = part.image_url.model_dump(exclude_none=True)
-            if image.get("detail") == "original":
+            if "detail" in dialect.omitted:
+                image.pop("detail", None)
+            elif image.get("detail") == "original":
                 image["detail"] = "high"
             return {"type": "image_url", "image_url": image}
         case AudioPart():
@@ -303,16 +332,27 @@ def _build_tools(request: ChatRequest, dialect: ChatDialect) -> list[dict[str, A
     mode = choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
     forced = mode == "required" or isinstance(mode, NamedFunction)
     strict = forced and dialect.engine == "vllm"
-    return [
+    built = [
         custom_to_function(tool.custom) if isinstance(tool, ChatCustomTool) else _build_function(tool, strict=strict)
         for tool in tools
     ]
+    if "strict" in dialect.omitted:
+        for tool in built:
+            tool["function"].pop("strict", None)
+    return built
 
 
 def _build_function(tool: ChatFunctionTool, *, strict: bool) -> dict[str, Any]:
     fields = tool.model_dump(exclude_none=True)
     if strict and tool.function.strict is None and tool.function.parameters is not None:
         fields["function"]["strict"] = True
+    return fields
+
+
+def _build_format(response_format: ResponseFormat, dialect: ChatDialect) -> dict[str, Any]:
+    fields = response_format.model_dump(by_alias=True, exclude_none=True)
+    if "strict" in dialect.omitted and "json_schema" in fields:
+        fields["json_schema"].pop("strict", None)
     return fields
 
 

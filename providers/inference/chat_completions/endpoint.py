@@ -26,7 +26,6 @@ from providers.common.fair_turns import end_pass
 from providers.common.net.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.common.net.http.connection import HttpConnection, HttpError
 from providers.common.net.http.route import ProxyError, parse_url
-from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
@@ -43,7 +42,7 @@ from providers.inference.chat_completions.first_token import (
     texts_to_tokenize_body,
     token_ids_to_body,
 )
-from providers.inference.chat_completions.refusals import ArrangedChat, ChatForm
+from providers.inference.chat_completions.refusals import ArrangedChat, ChatForms
 from providers.inference.chat_completions.system_one import NO_DECISIONS, parse_system_one
 from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.transcriptions import (
@@ -64,8 +63,6 @@ LISTING_MAX_AGE_S: Final = 3.0
 DEFAULT_TAG: Final = ":latest"
 """The tag that Ollama adds to the name of a model without one."""
 NO_HEADERS: Final[Mapping[str, str]] = {}
-MAX_FORMED_MODELS: Final = 1024
-"""Models of a server, whose names may be any that callers choose, of which the form of chats is remembered."""
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 _CONTENT_TYPE: Final = "Content-Type"
 TOKENIZE_PATH: Final = "/tokenize"
@@ -113,7 +110,8 @@ class ChatCompletions:
     """Client of one server at `base_url`, the URL below which `/chat/completions` and `/models` lie (usually `/v1`).
     Without a `template` the server renders the prompt.
 
-    `http` belongs to the caller. The API key is sent to `base_url` only; redirects are not followed.
+    `http` belongs to the caller; `forms` are those that earlier clients of the server have learned. The API key is sent
+    to `base_url` only; redirects are not followed.
     """
 
     def __init__(
@@ -125,6 +123,7 @@ class ChatCompletions:
         dialect: ChatDialect | None = None,
         template: PromptTemplate | None = None,
         limits: EndpointLimits | None = None,
+        forms: ChatForms | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
@@ -138,7 +137,7 @@ class ChatCompletions:
         if self._is_openai and isinstance(tier, str) and tier != "auto":
             self._server_attributes["openai.request.service_tier"] = tier
         self._template = template
-        self._forms = RecentEntries[str, ChatForm](MAX_FORMED_MODELS)
+        self._forms = ChatForms() if forms is None else forms
         self._context_tokens: dict[str, int | None] = {}
         self._listed_models: frozenset[str] = frozenset()
         self._listing_tried_at = -math.inf
@@ -273,17 +272,13 @@ class ChatCompletions:
         none."""
         if self._dialect.engine != "vllm":
             raise CountingUnsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
-        chat = ArrangedChat(request, self._dialect, self._forms)
-        while True:
-            body = request_to_tokenize_body(chat.request, chat.dialect)
-            try:
-                response = await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED)
-            except StackError as exc:
-                if not chat.adapt(exc):
-                    raise
-                continue
-            chat.remember()
-            return parse_count(_decode_response(response, _TokenCount).count)
+
+        async def send(arranged: ChatRequest, dialect: ChatDialect) -> bytes:
+            body = request_to_tokenize_body(arranged, dialect)
+            return await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED)
+
+        response = await ArrangedChat(request, self._dialect, self._forms).submit(send)
+        return parse_count(_decode_response(response, _TokenCount).count)
 
     async def find_token_ids(self, model: str, texts: Iterable[str]) -> dict[str, int]:
         """Return the ids of the tokens that have these texts, by vLLM's /tokenize: of those texts that are one token,
@@ -298,17 +293,13 @@ class ChatCompletions:
         await self._check_model(request.model)
         headers = affinity_headers(self._dialect.affinity_headers, request)
         fields = {**scored_ids_to_fields(scored_ids), **self._dialect.extra_body}
+
+        async def send(arranged: ChatRequest, dialect: ChatDialect) -> bytes:
+            body = request_to_body(arranged, dialect, is_streamed=False)
+            return await self._request_json("POST", "/chat/completions", body, request.model, headers=headers)
+
         chat = ArrangedChat(request, replace(self._dialect, extra_body=fields), self._forms)
-        while True:
-            body = request_to_body(chat.request, chat.dialect, is_streamed=False)
-            try:
-                response = await self._request_json("POST", "/chat/completions", body, request.model, headers=headers)
-            except StackError as exc:
-                if not chat.adapt(exc):
-                    raise
-                continue
-            chat.remember()
-            return parse_chat_answer(response)
+        return parse_chat_answer(await chat.submit(send))
 
     async def score_tokens(
         self, model: str, token_ids: Sequence[int], cache_salt: str | None, scored_ids: Sequence[int] = ()

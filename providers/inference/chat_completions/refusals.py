@@ -2,21 +2,34 @@
 
 Chat templates and engines refuse what others take, and say so with an error. `_STEPS` is the table: how the error
 reads, and which change of the chat is tried then. A field that is refused by its name is left out, where that does not
-change the answer. The form that was accepted is remembered for the server's model.
+change the answer. The form that was accepted is remembered for the server's model, for some minutes: the template of a
+model may be exchanged while both servers run.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from time import monotonic
+from typing import Final, TypeVar
 
 from apis.chat import ChatRequest, Message
 from apis.errors import StackError
 from providers.common.recent import RecentEntries
-from providers.inference.chat_completions.body import OMITTABLE_FIELDS, ChatDialect, can_omit, is_instruction
+from providers.inference.chat_completions.body import (
+    INNER_FIELDS,
+    OMITTABLE_FIELDS,
+    ChatDialect,
+    can_omit,
+    is_instruction,
+)
 from providers.inference.chat_completions.strict_templates import IMPLIED, Step, arrange_messages
 
+ResultT = TypeVar("ResultT")
+MAX_FORMED_MODELS: Final = 1024
+"""Models of a server, whose names may be any that callers choose, of which the form of chats is remembered."""
+FORM_MAX_AGE_S: Final = 600.0
+"""Seconds after which a model is sent the plain form again."""
 MAX_FORMS: Final = 8
 """Further forms in which one chat is sent."""
 
@@ -80,6 +93,12 @@ _FIELD_REFUSAL: Final = re.compile(
     re.IGNORECASE,
 )
 _WORD: Final = re.compile(r"\w+")
+_PATHS: Final[Mapping[str, re.Pattern[str]]] = {
+    name: re.compile(rf"['\"`]$|\b{parent}[^\s,;]*[.\[/]['\"]?$")
+    for name, parent in (("name", "messages"), ("reasoning", "messages"), ("detail", "image_url"))
+}
+"""Names of fields that are words of other refusals, too -> what stands before them where they name the field: a quote,
+or its path."""
 _FIELD_CONTEXT_CHARS: Final = 100
 """Characters around the name of a field in which its refusal is."""
 _STEPS: Final[Sequence[tuple[re.Pattern[str] | None, Step]]] = (
@@ -115,11 +134,36 @@ _SENT_FORM: Final = ChatForm()
 """The form in which a chat comes here, before a server has refused it."""
 
 
-class ArrangedChat:
-    """A chat in the form that its server's model takes, as far as that is known from `forms`, by model. `request` and
-    `dialect` are what to send, and `original` is what the answer belongs to."""
+class ChatForms:
+    """The forms in which the models of one server take chats, each for `max_age_s` after it was learned. `clock` tells
+    seconds."""
 
-    def __init__(self, request: ChatRequest, dialect: ChatDialect, forms: RecentEntries[str, ChatForm]) -> None:
+    def __init__(self, max_age_s: float = FORM_MAX_AGE_S, clock: Callable[[], float] = monotonic) -> None:
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._forms = RecentEntries[str, tuple[ChatForm, float]](MAX_FORMED_MODELS)
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    def find(self, model: str) -> ChatForm | None:
+        """Return the form that a model is known to take; None where the plain one is to be tried."""
+        form, learned_at = self._forms.find(model) or (None, 0.0)
+        if form is not None and self._clock() - learned_at > self._max_age_s:
+            del self._forms[model]
+            return None
+        return form
+
+    def learn(self, model: str, form: ChatForm) -> None:
+        """Remember a form that a model has accepted."""
+        self._forms[model] = form, self._clock()
+
+
+class ArrangedChat:
+    """A chat in the form that its server's model takes, as far as that is known from `forms`. `request` and `dialect`
+    are what to send, and `original` is what the answer belongs to."""
+
+    def __init__(self, request: ChatRequest, dialect: ChatDialect, forms: ChatForms) -> None:
         self.request = request
         self.dialect = dialect
         self.original = request
@@ -149,9 +193,21 @@ class ArrangedChat:
         return False
 
     def remember(self) -> None:
-        """Remember a form that the server has accepted."""
-        if self._form != _SENT_FORM:
-            self._forms[self.request.model] = self._form
+        """Remember a form that the server has accepted, where this chat has found it."""
+        if self._tried:
+            self._forms.learn(self.request.model, self._form)
+
+    async def submit(self, send: Callable[[ChatRequest, ChatDialect], Awaitable[ResultT]]) -> ResultT:
+        """Return what `send` returns for the form that the server accepts."""
+        while True:
+            try:
+                result = await send(self.request, self.dialect)
+            except StackError as exc:
+                if not self.adapt(exc):
+                    raise
+            else:
+                self.remember()
+                return result
 
     def _find_steps(self, text: str) -> Iterator[Step]:
         """Yield the steps that a refusal suggests, of those that are not taken."""
@@ -168,8 +224,9 @@ class ArrangedChat:
         return frozenset(
             word[0]
             for word in _WORD.finditer(text)
-            if word[0] in OMITTABLE_FIELDS
+            if (word[0] in OMITTABLE_FIELDS or word[0] in INNER_FIELDS)
             and word[0] not in self._form.omitted
+            and (word[0] not in _PATHS or _PATHS[word[0]].search(text, 0, word.start()))
             and _FIELD_REFUSAL.search(
                 text, max(0, word.start() - _FIELD_CONTEXT_CHARS), word.end() + _FIELD_CONTEXT_CHARS
             )

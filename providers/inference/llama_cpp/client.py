@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from providers.inference.chat_completions.endpoint import (
 )
 from providers.inference.chat_completions.errors import response_to_error
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags, TagSink
+from providers.inference.chat_completions.refusals import ArrangedChat, ChatForms
 from providers.inference.llama_cpp.engine import EngineAddress
 
 PROBE_MARK: Final = "@#@"
@@ -102,8 +103,8 @@ def lark_to_constraint(grammar: str, param: str) -> Constraint:
 
 
 class EngineClient:
-    """Client of one started engine. `http` belongs to the caller; `tags` are those that the model's template does not
-    declare."""
+    """Client of one started engine. `http` belongs to the caller; `verdicts` and `forms` are what earlier clients of
+    the model have learned. `tags` are those that the model's template does not declare."""
 
     def __init__(
         self,
@@ -111,12 +112,14 @@ class EngineClient:
         http: HttpClient,
         timeout_s: float,
         verdicts: RecentEntries[bytes, bool],
+        forms: ChatForms,
         tags: ReasoningTags | None = None,
     ) -> None:
         self._address = address
         self._http = http
         self._timeout_s = timeout_s
         self._verdicts = verdicts
+        self._forms = forms
         self._tags = tags
 
     def chat(
@@ -169,12 +172,13 @@ class EngineClient:
             dialect=dialect,
             template=template,
             limits=EndpointLimits(headers_s=timeout_s, first_token_s=timeout_s, token_gap_s=timeout_s),
+            forms=self._forms,
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt, with the model's own template around the messages."""
-        body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
-        return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
+        chat = request.model_copy(update=UNSENT_FIELDS)
+        return int((await self._post_chat("/v1/chat/completions/input_tokens", chat, {}))["input_tokens"])
 
     async def count_text_tokens(self, text: str) -> int:
         """Return the length of a text with the tokens that the model has around every text."""
@@ -203,8 +207,13 @@ class EngineClient:
             "stream": False,
             "stream_options": None,
         }
-        body = request_to_body(request, _build_dialect(fields))
-        return await self._post("/v1/chat/completions", body, request.model)
+        return await self._post_chat("/v1/chat/completions", request, fields)
+
+    async def _post_chat(self, path: str, request: ChatRequest, engine_fields: Mapping[str, Any]) -> dict[str, Any]:
+        def send(arranged: ChatRequest, dialect: ChatDialect) -> Awaitable[dict[str, Any]]:
+            return self._post(path, request_to_body(arranged, dialect), request.model)
+
+        return await ArrangedChat(request, _build_dialect(engine_fields), self._forms).submit(send)
 
     async def score_tokens(self, token_ids: Sequence[int], engine_fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine's answer of one token to a prompt of tokens, with the probabilities that the fields

@@ -19,6 +19,7 @@ from apis.inference import Model
 from providers.common.net.http.client import HttpClient
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.reasoning_tags import ReasoningTags
+from providers.inference.chat_completions.refusals import ChatForms
 from providers.inference.llama_cpp.client import MAX_CONSTRAINT_VERDICTS, EngineClient
 from providers.inference.llama_cpp.drafts import DraftCounts, LlamaCppMetrics
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
@@ -58,6 +59,7 @@ class PooledModel:
     failure: str = ""
     failed_at: float = 0.0
     verdicts: RecentEntries[bytes, bool] = field(default_factory=lambda: RecentEntries(MAX_CONSTRAINT_VERDICTS))
+    forms: ChatForms = field(default_factory=ChatForms)
     draft_counts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
@@ -269,4 +271,6 @@ class ModelPool:
         if pooled.engine is None or self._http is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
         timeout_s = self._limits.token_timeout_s
-        return EngineClient(pooled.engine.address(), self._http, timeout_s, pooled.verdicts, pooled.reasoning_tags)
+        return EngineClient(
+            pooled.engine.address(), self._http, timeout_s, pooled.verdicts, pooled.forms, pooled.reasoning_tags
+        )

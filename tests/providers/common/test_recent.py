@@ -4,11 +4,9 @@ from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from apis.chat import Message
 from apis.errors import InvalidRequest
-from providers.common.net.http.client import HttpClient
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.body import ChatDialect
-from providers.inference.chat_completions.endpoint import MAX_FORMED_MODELS, ChatCompletions
-from providers.inference.chat_completions.refusals import ArrangedChat
+from providers.inference.chat_completions.refusals import FORM_MAX_AGE_S, MAX_FORMED_MODELS, ArrangedChat, ChatForms
 from providers.tool_servers.mcp.answers import AnswerMender
 from tests.providers.inference.remote import chat_request
 
@@ -35,8 +33,7 @@ def test_requests_that_a_server_never_answers_are_forgotten() -> None:
 
 async def test_forms_of_chats_are_remembered_for_the_newest_models() -> None:
     """A server without a complete list takes any name of a model."""
-    endpoint = ChatCompletions("http://127.0.0.1:1/v1", HttpClient())
-    forms = endpoint._forms  # pyright: ignore[reportPrivateUsage]  # its size is seen nowhere else
+    forms = ChatForms()
     said = [Message(role=role, content="a") for role in ("user", "system", "user")]
     for number in range(MAX_FORMED_MODELS + 5):
         chat = ArrangedChat(chat_request(model=f"m{number}", messages=said), ChatDialect(), forms)
@@ -45,3 +42,26 @@ async def test_forms_of_chats_are_remembered_for_the_newest_models() -> None:
     assert len(forms) == MAX_FORMED_MODELS
     newest = ArrangedChat(chat_request(model=f"m{MAX_FORMED_MODELS}", messages=said), ChatDialect(), forms)
     assert [message.role for message in newest.request.messages] == ["system", "user", "user"]
+
+
+def test_a_form_is_forgotten_after_a_time_however_often_it_serves() -> None:
+    """The template of a model may have been exchanged: the plain form is tried again, and the form of today learned."""
+    now = [0.0]
+    forms = ChatForms(clock=lambda: now[0])
+    said = [Message(role=role, content="a") for role in ("user", "system", "user")]
+
+    def send(*, is_refused: bool) -> list[str]:
+        chat = ArrangedChat(chat_request(messages=said), ChatDialect(), forms)
+        sent = [message.role for message in chat.request.messages]
+        assert not is_refused or chat.adapt(InvalidRequest("System message must be first."))
+        chat.remember()
+        return sent
+
+    assert send(is_refused=True) == ["user", "system", "user"]
+    for _ in range(10):
+        now[0] += FORM_MAX_AGE_S / 10
+        assert send(is_refused=False) == ["system", "user", "user"]
+    now[0] += 1
+    assert send(is_refused=False) == ["user", "system", "user"]
+    assert send(is_refused=True) == ["user", "system", "user"]
+    assert send(is_refused=False) == ["system", "user", "user"]

@@ -6,6 +6,7 @@ from apis.deltas import Delta, ReasoningDelta
 from providers.common.net.http.client import HttpClient
 from providers.common.recent import RecentEntries
 from providers.inference.chat_completions.reasoning_tags import TAGS_PRESETS
+from providers.inference.chat_completions.refusals import ChatForms
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
 from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
@@ -18,7 +19,7 @@ async def test_tags_in_the_models_text_are_reasoning(model_is_there: None) -> No
     await asyncio.wait_for(engine.start(), 60)
     http = HttpClient(idle_s=0)
     try:
-        client = EngineClient(engine.address(), http, 60, RecentEntries(16), TAGS_PRESETS["think"])
+        client = EngineClient(engine.address(), http, 60, RecentEntries(16), ChatForms(), TAGS_PRESETS["think"])
         grammar = '%llguidance {}\nstart: "<think>\\nI plan.\\n</think>\\n\\nHello <think>."'
         deltas: list[Delta] = []
         async for batch in client.chat(chat_request(max_completion_tokens=60), grammar=grammar):
