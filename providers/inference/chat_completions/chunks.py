@@ -6,7 +6,7 @@ Correct for every stream and fast for the usual one, because this runs for every
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,19 @@ from providers.inference.chat_completions.answer_limits import (
     tokens_with_slack,
 )
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.chat_completions.chunk_types import (
+    AnyChatChunk,
+    ChatChunk,
+    ChatDelta,
+    LogprobChoice,
+    Logprobs,
+    PlainChoice,
+    build_logprob,
+    decode_chunk,
+    decode_chunk_with_logprobs,
+    holds_content,
+    is_odd,
+)
 from providers.inference.chat_completions.deviations import (
     EndReason,
     find_stop_sequence,
@@ -42,7 +55,6 @@ from providers.inference.chat_completions.deviations import (
     split_texts,
 )
 from providers.inference.chat_completions.errors import failure_to_error
-from providers.inference.chat_completions.logprobs import Logprobs, build_logprob
 from providers.inference.chat_completions.repetitions import ProseKind, Repetitions
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
@@ -56,62 +68,6 @@ _MAX_UNREAD: Final = 64
 """Chunks in which nothing was read that are kept until something is read."""
 _MAX_RECENT_TEXTS: Final = 1024
 """Deltas at the end of a text in which a call is looked for."""
-
-
-class _Delta(msgspec.Struct, gc=False):
-    """A delta. `thinking` to `images` are other places of the answer: where one is set, the chunk is normalized."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[Any] | None = None
-    thinking: Any = None
-    reasoning_details: Any = None
-    function_call: Any = None
-    text: Any = None
-    images: Any = None
-
-
-class _ChoiceHead(msgspec.Struct, gc=False):
-    """A choice. `is_message` is None before the chunk is normalized; true says that the delta was read from a message
-    in its place."""
-
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-    stop_reason: Any = None  # of vLLM
-    matched_stop: Any = None  # of SGLang
-    message: Any = None
-    index: int = 0
-    is_message: bool | None = None
-    usage: Any = None  # of Moonshot
-    error: Any = None  # of OpenRouter
-
-
-class _Choice(_ChoiceHead, gc=False):
-    """A choice whose log probabilities are skipped, because the request does not ask for them."""
-
-    logprobs: ClassVar[None] = None
-
-
-class _LogprobChoice(_ChoiceHead, gc=False):
-    logprobs: Logprobs | None = None
-
-
-_AnyChoice = TypeVar("_AnyChoice", _Choice, _LogprobChoice)
-
-
-class _Chunk(msgspec.Struct, Generic[_AnyChoice], gc=False):
-    choices: list[_AnyChoice] | None = None
-    usage: Any = None
-    error: Any = None
-    x_groq: Any = None
-    timings: Any = None  # of llama.cpp
-
-
-_AnyChunk = _Chunk[_Choice] | _Chunk[_LogprobChoice]
-_decode = msgspec.json.Decoder(_Chunk[_Choice]).decode
-_decode_with_logprobs = msgspec.json.Decoder(_Chunk[_LogprobChoice]).decode
 
 
 class ChatChunkReader(ChunkReader):
@@ -143,6 +99,7 @@ class ChatChunkReader(ChunkReader):
         "_stop_sequence",
         "_surrogate_joiner",
         "_unread",
+        "_unread_part",
         "_usage",
     )
 
@@ -151,7 +108,7 @@ class ChatChunkReader(ChunkReader):
         limit = request.max_completion_tokens
         self._max_deltas = sys.maxsize if limit is None else tokens_with_slack(limit)
         self._request = request
-        self._decode: Callable[[bytes], _AnyChunk] = _decode_with_logprobs if request.logprobs else _decode
+        self._decode: Callable[[bytes], AnyChatChunk] = decode_chunk_with_logprobs if request.logprobs else decode_chunk
         self._body: AnswerBody | EventReader | JsonReader = AnswerBody()
         self._finish_reason: EndReason | None = None
         self._stop_sequence: str | None = None
@@ -167,6 +124,7 @@ class ChatChunkReader(ChunkReader):
         self._recent_texts: deque[str] | None = deque(maxlen=_MAX_RECENT_TEXTS) if request.tools else None
         self._has_messages = False
         self._unread: list[bytes] = []
+        self._unread_part = ""
         self._surrogate_joiner = SurrogateJoiner()
         self._calls: StreamedCalls | None = None  # most answers have none
         self._on_fast_path = True
@@ -246,7 +204,7 @@ class ChatChunkReader(ChunkReader):
                     and delta.refusal is None
                     and not delta.thinking
                     and not delta.reasoning_details
-                    and not delta.images
+                    and not delta.unread
                     and self._finish_reason is None
                 ):
                     deltas.append(TextDelta(content))
@@ -262,7 +220,7 @@ class ChatChunkReader(ChunkReader):
                     self._handle_choice(choice, payload)
         self._count_texts(size_bytes, last_text)
 
-    def _read_odd_payload(self, payload: bytes) -> _AnyChunk | None:
+    def _read_odd_payload(self, payload: bytes) -> AnyChatChunk | None:
         """Return the chunk of a payload in an unusual form; None for the end, for what follows it, and for several
         chunks, which are handled."""
         if self.is_finished:
@@ -281,7 +239,7 @@ class ChatChunkReader(ChunkReader):
             self.answer_bytes += size_bytes
             self._repetitions.add_deltas("text", size_bytes, last_text)
 
-    def _normalize(self, payload: bytes) -> _AnyChunk:
+    def _normalize(self, payload: bytes) -> AnyChatChunk:
         """Return a chunk that has another form than the usual one. Raises UpstreamError for what is no chunk."""
         self._on_fast_path = False
         is_whole = isinstance(self._body, JsonReader) and self._body.is_whole
@@ -290,11 +248,13 @@ class ChatChunkReader(ChunkReader):
             fields = normalize_chunk(value, is_whole=is_whole)
             if not fields["choices"] and fields["error"] is None and is_whole:
                 fields["error"] = read_error(value, is_body=True)
-            return msgspec.convert(fields, _Chunk[_LogprobChoice] if self._request.logprobs else _Chunk[_Choice])
+            return msgspec.convert(
+                fields, ChatChunk[LogprobChoice] if self._request.logprobs else ChatChunk[PlainChoice]
+            )
         except (ValueError, RecursionError) as exc:
             raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
 
-    def _handle_chunk_without_choices(self, chunk: _AnyChunk, payload: bytes) -> None:
+    def _handle_chunk_without_choices(self, chunk: AnyChatChunk, payload: bytes) -> None:
         if self.is_finished:
             return
         if chunk.usage is not None and not chunk.error:
@@ -311,16 +271,18 @@ class ChatChunkReader(ChunkReader):
             if not choice.index:
                 self._handle_choice(choice, payload)
 
-    def _handle_choice(self, choice: _Choice | _LogprobChoice, payload: bytes) -> None:
+    def _handle_choice(self, choice: PlainChoice | LogprobChoice, payload: bytes) -> None:
         """Read a choice that may hold anything."""
-        if choice.is_message is None and _is_odd(choice):
+        if choice.is_message is None and is_odd(choice):
             choice = next((other for other in self._normalize(payload).choices or () if not other.index), choice)
         if choice.error and (error := read_error({"error": choice.error}, has_answer=True)):
             raise failure_to_error(error, self._request.model)
         delta = choice.delta
+        if delta is not None and delta.unread:
+            self._unread_part = str(delta.unread)
         if delta is not None and choice.is_message:
             self._drop_repetitions(delta, is_last=choice.finish_reason is not None)
-        holds_something = delta is not None and _holds_something(delta)
+        holds_something = delta is not None and holds_content(delta)
         if not holds_something:
             self._keep_unread(payload)
         elif self._finish_reason is not None:
@@ -334,7 +296,7 @@ class ChatChunkReader(ChunkReader):
         if len(self._unread) < _MAX_UNREAD:
             self._unread.append(payload)
 
-    def _drop_repetitions(self, delta: _Delta, *, is_last: bool) -> None:
+    def _drop_repetitions(self, delta: ChatDelta, *, is_last: bool) -> None:
         """Drop from a message what has been read before: the deltas that it sums up, or the earlier messages that it
         begins with."""
         repetitions = self._repetitions
@@ -348,7 +310,7 @@ class ChatChunkReader(ChunkReader):
         delta.content = repetitions.find_growth("text", delta.content, is_last=is_last)
         delta.reasoning = repetitions.find_growth("reasoning", delta.reasoning, is_last=is_last)
 
-    def _handle_delta(self, delta: _Delta, logprobs: Logprobs | None) -> None:
+    def _handle_delta(self, delta: ChatDelta, logprobs: Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
             self._has_reasoning = True
             self._add_prose("reasoning", thought)
@@ -419,7 +381,7 @@ class ChatChunkReader(ChunkReader):
             self.saw_activity = True
             self.answer_bytes += grown_bytes
 
-    def _end_choice(self, choice: _Choice | _LogprobChoice) -> None:
+    def _end_choice(self, choice: PlainChoice | LogprobChoice) -> None:
         if choice.finish_reason is None or (reason := read_finish_reason(choice.finish_reason)) is None:
             return
         self._usage = choice.usage or self._usage
@@ -442,6 +404,7 @@ class ChatChunkReader(ChunkReader):
         if reason == "error":
             raise UpstreamError("The inference server broke the generation off.")
         self._end_prose()
+        self._refuse_unread_part()
         if self._calls is not None:
             self._deltas += self._calls.finish(is_cut=reason in ("length", "content_filter"))
         self._refuse_unread_answer()
@@ -450,6 +413,13 @@ class ChatChunkReader(ChunkReader):
             reason = "tool_calls" if self._calls else "stop"
         self._deltas.append(Finish(reason, parse_usage(self._usage), self._stop_sequence))
         self.is_finished = True
+
+    def _refuse_unread_part(self) -> None:
+        """Raise UpstreamError where a part of the answer could not be read: it is not complete without that."""
+        if self._unread_part:
+            raise UpstreamError(
+                f"The inference server sent {self._unread_part} as a part of its answer, which cannot be read here."
+            )
 
     def _refuse_unread_answer(self) -> None:
         """Raise UpstreamError where something was sent and nothing was read, and where a call was meant and not read. A
@@ -472,23 +442,7 @@ class ChatChunkReader(ChunkReader):
     def _cut(self, deltas: list[Delta]) -> None:
         """End an answer that has more tokens than were asked for; the deltas after the limit are dropped."""
         del deltas[max(0, len(deltas) - (self.delta_count - self._max_deltas)) :]
+        self._refuse_unread_part()
         usage = parse_usage(self._usage) if self._usage is not None else Usage(output_tokens=self._max_deltas)
         deltas.append(Finish("length", usage))
         self.is_finished = self.was_cut = True
-
-
-def _is_odd(choice: _ChoiceHead) -> bool:
-    """Return true for a choice whose answer may be in another place than the usual fields of its delta."""
-    delta = choice.delta
-    return (
-        delta is None
-        or choice.message is not None
-        or (not (delta.reasoning or delta.reasoning_content) and bool(delta.thinking or delta.reasoning_details))
-        or delta.function_call is not None
-        or delta.text is not None
-        or bool(delta.images)
-    )
-
-
-def _holds_something(delta: _Delta) -> bool:
-    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)

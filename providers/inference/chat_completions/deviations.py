@@ -17,8 +17,8 @@
 
 What calls say twice is in `streamed_calls`.
 
-A part that holds something of an unknown kind is an error, because an answer of which a part could not be read is not
-complete.
+A picture, and a part that holds something of an unknown kind, end the answer with an error, because an answer of which
+a part could not be read is not complete. The texts before and after it are read.
 """
 
 import json
@@ -48,6 +48,8 @@ _REASONING_FIELDS: Final = (
 _MESSAGE_FIELDS: Final = frozenset(
     (*_TEXT_FIELDS, *_REASONING_FIELDS, "refusal", "tool_calls", "function_call", "tool_call")
 )
+UNREAD_FIELD: Final = "images"
+"""Field of a message that is not read. That of a normalized one describes all that could not be read."""
 _PART_TEXTS: Final = ("text", "content", "output_text", "value", "parts", "refusal", "thinking", "reasoning", "summary")
 """Fields of a part that may hold its text, as text or as parts again."""
 _REASONING_PARTS: Final = re.compile("think|thought|reason", re.IGNORECASE)
@@ -267,9 +269,9 @@ def _normalize_message(message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
         return {"content": _scalar_to_text(message)}
     fields = cast(Fields, message)
-    if fields.get("images"):
-        raise UpstreamError("The inference server sent a picture as a part of its answer, which cannot be read here.")
     reader = _MessageReader()
+    if fields.get("images"):
+        reader.unread = "a picture"
     text = next((fields[name] for name in _TEXT_FIELDS if fields.get(name) not in (None, "")), None)
     reasoning = next((fields[name] for name in _REASONING_FIELDS if fields.get(name)), None)
     if reasoning is not None:
@@ -284,18 +286,21 @@ def _normalize_message(message: object) -> dict[str, Any]:
     delta: dict[str, Any] = {name: "".join(texts) for name, texts in reader.texts.items() if texts}
     delta.setdefault("content", "" if "content" in fields else None)
     delta["tool_calls"] = reader.calls
+    delta[UNREAD_FIELD] = reader.unread
     return delta
 
 
 class _MessageReader:
-    """Collects the texts by kind, and the calls, of a message's fields."""
+    """Collects the texts by kind, and the calls, of a message's fields. `unread` describes a part that cannot be
+    read."""
 
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {"content": [], "reasoning": [], "refusal": []}
         self.calls: list[object] = []
+        self.unread = ""
 
     def read(self, value: object, kind: str, depth: int = 0) -> None:
-        """Read a text, a part or a list of parts. Raises UpstreamError for a part of an unknown kind."""
+        """Read a text, a part or a list of parts."""
         if depth > _MAX_DEPTH:
             raise _invalid_chunk()
         if isinstance(value, list):
@@ -329,7 +334,7 @@ class _MessageReader:
         elif kind == "content" and not part_type and depth == 0:
             self.texts[kind].append(_value_to_json(part))  # an answer in JSON that was not written as text
         elif kind == "content" and len(part) > 1 and part.keys().isdisjoint(_PART_TEXTS):
-            raise UpstreamError("The inference server sent a part of an answer that cannot be read here.")
+            self.unread = f"a part of type '{part_type[:32]}'" if part_type else "a part of an unknown kind"
 
 
 def _is_part(value: object) -> bool:

@@ -135,7 +135,7 @@ _SENT_FORM: Final = ChatForm()
 
 
 class ChatForms:
-    """The forms in which the models of one server take chats, each for `max_age_s` after it was learned. `clock` tells
+    """The forms in which the models of one server take chats, each for `max_age_s` after it was learned. `clock` gives
     seconds."""
 
     def __init__(self, max_age_s: float = FORM_MAX_AGE_S, clock: Callable[[], float] = monotonic) -> None:

@@ -15,9 +15,9 @@ from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
 from providers.common.net.http.event_stream import EventReader
 from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
 from providers.inference.chat_completions.chunk_reader import ChunkReader
+from providers.inference.chat_completions.chunk_types import clamp_logprob
 from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD
 from providers.inference.chat_completions.errors import failure_to_error
-from providers.inference.chat_completions.logprobs import clamp_logprob
 from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.vocabulary import END, STOP_IDS

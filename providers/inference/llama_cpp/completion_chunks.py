@@ -11,8 +11,8 @@ import msgspec
 
 from apis.deltas import TokenLogprob, Usage
 from apis.errors import UpstreamError
+from providers.inference.chat_completions.chunk_types import clamp_logprob
 from providers.inference.chat_completions.chunks import DECODE_ERRORS
-from providers.inference.chat_completions.logprobs import clamp_logprob
 from providers.inference.chat_completions.usage import parse_count
 from providers.inference.harmony.chunks import TokenChunk
 from providers.inference.harmony.harmony import Harmony

@@ -212,7 +212,7 @@ async def test_texts_are_read_wherever_they_are() -> None:
                         }
                     }
                 ),
-                FAILED,
+                Outcome("failed", error="image_url"),
             ),
             "a picture next to the text": (
                 choices({"delta": {"content": "Look:", "images": [{"type": "image_url", "image_url": {"url": "x"}}]}}),
@@ -433,3 +433,33 @@ async def test_tools_that_are_not_allowed_now_stay_in_the_prompt_of_a_response()
         messages = [{"role": "user", "content": "hi"}]
         await create(model="fake-model", messages=messages, tools=CHAT_TOOLS, tool_choice=choice)
         assert [tool["function"]["name"] for tool in stack.upstream.chats[-1].json["tools"]] == ["lookup"]
+
+
+PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "x"}}
+UNREAD: dict[str, tuple[Any, str]] = {
+    "a picture next to the text": ({"content": "Look:", "images": [PICTURE]}, "a picture"),
+    "a picture among parts": ({"content": [{"type": "text", "text": "Look:"}, PICTURE]}, "of type 'image_url'"),
+    "a picture before the text": ({"content": [PICTURE, {"type": "text", "text": "Look:"}]}, "of type 'image_url'"),
+    "a part of a new kind": ({"content": [{"type": "text", "text": "Look:"}, {"type": "x", "y": 1}]}, "of type 'x'"),
+}
+
+
+@pytest.mark.parametrize("form", ["stream", "whole"])
+@pytest.mark.parametrize("case", UNREAD)
+async def test_the_text_around_a_part_that_cannot_be_read_is_not_lost(case: str, form: str) -> None:
+    """The answer fails, because it is not complete, and has what was read."""
+    message, words = UNREAD[case]
+    answer = choices({"delta": message}, {"delta": {"content": " a cat."}})
+    text = "Look: a cat."
+    if form == "whole":
+        answer, text = whole_body(completion({"role": "assistant", **message}), "application/json"), "Look:"
+    async with doors() as stack:
+        stack.answer = answer
+        create: Any = stack.client.responses.create
+        events = [event async for event in await create(model="fake-model", input="go", stream=True)]
+        final = events[-1].response
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+        assert (final.status, final.output_text, final.output[0].status) == ("failed", text, "incomplete")
+        assert words in final.error.message
+        stored = await stack.client.responses.retrieve(final.id)
+        assert (stored.status, stored.output_text) == ("failed", text)
