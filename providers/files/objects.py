@@ -6,11 +6,14 @@ Here the rest is repeated: answers that break off, and writes whose outcome is u
 
 import asyncio
 import logging
+import os
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -31,6 +34,7 @@ _ATTEMPTS: Final = 3
 """Attempts at one operation, each with the retries of the library."""
 _MAX_PAUSE_S: Final = 0.5
 _LIST_PAGE: Final = 1000
+_CUT_WRITE: Final = re.compile(r"(.+)#[0-9]+")
 
 
 class ObjectStoreRefused(StoreUnavailable):
@@ -107,6 +111,15 @@ class Objects:
         # untyped, because one of its forms returns types of a package that is absent
         return cast("Any", obstore).list(self._store, prefix, chunk_size=_LIST_PAGE)
 
+    async def delete_cut_writes(self, is_object: Callable[[str], bool], before: float) -> int:
+        """Delete what writes that were cut off have left, of those last written `before` a time in seconds since the
+        epoch; return their number. Only a file system has such leftovers: an object is written next to its place first,
+        under its name and a number, and no listing has it. `is_object` recognises the names of objects."""
+        if not isinstance(self._store, LocalStore):
+            return 0
+        with _translating_errors(self._config.url):
+            return await asyncio.to_thread(_delete_cut_writes, self._config.url, is_object, before)
+
     async def _repeat(self, attempt: Callable[[], Coroutine[Any, Any, _ResultT]]) -> _ResultT:
         """Return the result of the first attempt that does not fail in a way that may pass."""
         deadline = monotonic() + self._config.retry_timeout_s
@@ -159,6 +172,26 @@ def _refused(url: str, exc: Exception) -> ObjectStoreRefused:
     return ObjectStoreRefused("The object store of the files refuses this server. Its log says more.")
 
 
+def _delete_cut_writes(url: str, is_object: Callable[[str], bool], before: float) -> int:
+    root = Path(_find_folder(url))
+    count = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            match = _CUT_WRITE.fullmatch(path.relative_to(root).as_posix())
+            if match is None or not is_object(match[1]):
+                continue
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mtime < before:
+                    path.unlink()
+                    count += 1
+    return count
+
+
+def _find_folder(url: str) -> str:
+    return unquote(urlsplit(url).path)
+
+
 def _first_line(exc: Exception) -> str:
     return str(exc).partition("\n")[0][:500]
 
@@ -166,7 +199,7 @@ def _first_line(exc: Exception) -> str:
 def _open_store(config: ObjectStoreConfig) -> "S3Store | GCSStore | AzureStore | LocalStore":
     url = urlsplit(config.url)
     if url.scheme == "file":
-        return LocalStore(unquote(url.path), mkdir=True, automatic_cleanup=True)
+        return LocalStore(_find_folder(config.url), mkdir=True, automatic_cleanup=True)
     prefix = url.path.strip("/") or None
     endpoint = config.endpoint
     is_plain = endpoint is not None and endpoint.startswith("http://")

@@ -59,6 +59,9 @@ class OrphanQueue(LeaderQueue):
             async for page in pages:
                 lease.check()
                 count += await self._sweep(page, store_id, claim_key)
+        cutoff = time.time() - self._grace_s
+        if cut := await self._objects.delete_cut_writes(lambda name: parse_folder(name) is not None, cutoff):
+            _log.info("deleted %d files of writes that were cut off", cut)
         if count:
             _log.info("deleted the objects of %d blobs that no file has", count)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,31 @@ class TestOverAFolder(OverObjects):
             await files.get(file.id, tenant="t")
         await sweep(files)
         assert len(await names_in(files.objects)) == 1
+
+    async def test_what_a_write_that_was_cut_off_left_is_swept(
+        self, store: KVStore, place: dict[str, Any], tmp_path: Path
+    ) -> None:
+        """A file system has it next to the object, under a name that no listing has. Foreign files stay."""
+        hasty, patient = (
+            ObjectStoreFiles(
+                ObjectStoreFiles.Config.model_validate({**FAST, **place, "orphan_grace_s": grace_s}), store
+            )
+            for grace_s in (0, 3600)
+        )
+        file = await patient.create(NEW, pieces(b"x" * 100), tenant="t")
+        [name] = await names_in(patient.objects)
+        root = tmp_path / "fi les"
+        cut, fresh = root / f"{name}#1", root / f"{name}#2"
+        foreign = [root / "notes#1", root / f"{name}#x", (root / name).parent / "000001x#1"]
+        for path in (cut, fresh, *foreign):
+            path.write_bytes(b"x")
+            os.utime(path, (0, 0))
+        fresh.touch()
+        await sweep(patient)
+        assert [path.exists() for path in (cut, fresh)] == [False, True]
+        await sweep(hasty)
+        assert [path.exists() for path in (cut, fresh, *foreign)] == [False, False, True, True, True]
+        assert await patient.read(file.id, tenant="t") == b"x" * 100
 
 
 class TestOverS3(OverObjects):
