@@ -179,21 +179,26 @@ async def run_long(function: Callable[..., ResultT], *arguments: Any) -> ResultT
 async def calculate(function: Callable[..., ResultT], *arguments: Any) -> ResultT:
     """Return `function(*arguments)`, computed in a thread for work that takes long and cannot be cut into pieces. One
     call of a tenant runs at a time, and the tenants take turns."""
+    return await run_in_turn(_rounds_of_loop().calculations, _threads, partial(function, *arguments))
+
+
+async def run_in_turn(share: FairShare, threads: ThreadPoolExecutor, function: Callable[[], ResultT]) -> ResultT:
+    """Return `function()`, run in one of the threads, whose places are `share`, at the turn of the tenant that the
+    current task works for. Where the caller is cancelled, the place is taken until the thread is free."""
     loop = asyncio.get_running_loop()
-    place = await _rounds_of_loop().calculations.acquire(current_turn().tenant)
+    place = await share.acquire(current_turn().tenant)
 
     def release(_: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(place.release)
 
     try:
-        calculation = _threads.submit(partial(function, *arguments))
+        call = threads.submit(function)
     except BaseException:
         place.release()
         raise
-    # not when the caller is cancelled: the thread goes on
-    calculation.add_done_callback(release)
-    return await asyncio.wrap_future(calculation)
+    call.add_done_callback(release)
+    return await asyncio.wrap_future(call)
 
 
 _PASS_WORK: Final = 20

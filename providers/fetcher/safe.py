@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from apis.certificates import trusted_certificates
 from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.errors import FetchFailed, FetchRefused
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.imports import import_from_string
 from apis.provider import Provider
 from providers.common.net.addresses import AddressPolicy, IPNetwork
@@ -106,8 +107,9 @@ class GuardedFetcher(Fetcher):
         max_connections: int = Field(default=100, gt=0)
         user_agent: str = Field(default="Mozilla/5.0 (compatible; responses-stack)", pattern=r"^[\x20-\x7e]+$")
 
-    def __init__(self, config: Config, resolve: HostResolver | None = None) -> None:
+    def __init__(self, config: Config, resolve: HostResolver | None = None, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
+        self._tenants = tenants
         self._resolve = resolve or self._resolve_by_system
         self._public_policy = AddressPolicy(config.allowed_private_networks, config.denied_networks)
         self._private_policy = AddressPolicy(_ALL_NETWORKS, config.denied_networks)
@@ -115,7 +117,7 @@ class GuardedFetcher(Fetcher):
         self._connections: dict[AddressPolicy, Connections] = {}
 
     async def start(self) -> None:
-        self._resolver = SystemResolver()
+        self._resolver = SystemResolver(several_tenants=self._tenants.are_several)
 
     async def close(self) -> None:
         for connections in self._connections.values():

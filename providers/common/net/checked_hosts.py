@@ -4,7 +4,6 @@ when its socket is opened.
 No proxy is used for them and none may be: a proxy resolves names itself, so that no address could be checked.
 """
 
-import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,8 @@ from typing import Any, Final
 
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - socket addresses vary
 
+from apis.fair_share import FairShare
+from providers.common.fair_turns import run_in_turn
 from providers.common.net.addresses import AddressPolicy
 from providers.common.net.host_names import is_address
 
@@ -19,6 +20,8 @@ HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Takes a host and a port; returns the addresses of the host."""
 _HAPPY_EYEBALLS_DELAY_S: Final = 0.25
 _RESOLVER_THREADS: Final = 16
+_TENANT_THREADS: Final = 4
+"""Threads that one of several tenants uses: a look-up that no server answers takes one for half a minute."""
 
 
 class HostUnknown(Exception):
@@ -30,15 +33,19 @@ class AddressRefused(Exception):
 
 
 class SystemResolver:
-    """Resolves names as the system does, in threads of its own: name servers that never answer block no other work."""
+    """Resolves names as the system does, in threads of its own: name servers that never answer block no other work. A
+    tenant whose names have such servers takes some of the threads, and no more where there are `several_tenants`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, several_tenants: bool = False) -> None:
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
+        self._places = FairShare(
+            "names being resolved", _RESOLVER_THREADS, tenant_places=_TENANT_THREADS, several_tenants=several_tenants
+        )
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         """Return the addresses of a host. Raises OSError and UnicodeError."""
-        infos = await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = await run_in_turn(
+            self._places, self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
         return [str(info[4][0]) for info in infos]
 

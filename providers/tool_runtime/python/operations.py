@@ -131,7 +131,7 @@ class SessionOperations:
             return
         entry.contents = replace(entry.contents, secrets=secrets)
         if entry.session is not None and entry.session.proxy is not None:
-            entry.session.proxy.access.secrets.update(secrets)
+            await entry.session.proxy.access.secrets.update(secrets)
 
     async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
         """Run code in a session."""
@@ -258,8 +258,10 @@ class SessionOperations:
             session = await PythonSession.start(sandbox, limits, contents.skill_files, proxy, environment)
             await _fill(session, contents)
             entry.contents = replace(entry.contents, files=(), archive=b"")
-            if proxy is not None and entry.contents.secrets is not contents.secrets:  # they came meanwhile
-                proxy.access.secrets.update(entry.contents.secrets)
+            known_secrets = contents.secrets
+            while proxy is not None and entry.contents.secrets is not known_secrets:  # others came meanwhile
+                known_secrets = entry.contents.secrets
+                await proxy.access.secrets.update(known_secrets)
             return session
         except FileRefused as exc:
             raise SessionFailure("file_refused", f"The files do not fit into the workspace: {exc}.") from None

@@ -25,7 +25,7 @@ class Egress:
     ) -> None:
         self.settings = settings
         self.rules = settings.rules()
-        self._resolver = SystemResolver()
+        self._resolver = SystemResolver(several_tenants=several_tenants)
         policy = AddressPolicy(
             [ip_network(each) for each in settings.allowed_private_networks],
             [ip_network(each) for each in settings.denied_networks],

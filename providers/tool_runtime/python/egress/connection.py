@@ -11,7 +11,7 @@ from typing import Final
 import h11
 
 from apis.certificates import trusted_certificates
-from providers.common.fair_turns import turn_of
+from providers.common.fair_turns import CURRENT_TURN, turn_of
 from providers.common.net.checked_hosts import AddressRefused, HostUnknown
 from providers.common.net.host_names import is_address, text_to_host
 from providers.tool_runtime.python.egress.access import ContainerAccess
@@ -67,6 +67,7 @@ class ProxyConnection:
 
     async def serve(self) -> None:
         """Serve until the end of the connection."""
+        CURRENT_TURN.set(self._turn)
         decision = "connected"
         try:
             async with self._timeout:

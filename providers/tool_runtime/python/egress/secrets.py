@@ -1,5 +1,6 @@
 """Secrets of a container: the placeholders that its programs know, and their exchange on the way out and back."""
 
+import asyncio
 import base64
 import binascii
 import secrets
@@ -27,13 +28,20 @@ class ContainerSecrets:
     def __init__(self, values: Iterable[SecretValue]) -> None:
         self._placeholders: dict[str, bytes] = {}
         self._known_values: dict[bytes, bytes] = {}
-        self._hosts: dict[str, HostSecrets] = {}
-        self.update(values)
+        self._updating = asyncio.Lock()
+        by_host = self._take(values)
+        self._hosts = _build_hosts(by_host, self._known_values)
 
-    def update(self, values: Iterable[SecretValue]) -> None:
+    async def update(self, values: Iterable[SecretValue]) -> None:
         """Take the values in place of the former ones. A name that comes again keeps its placeholder. Former values
         are still replaced in answers, because a host may have kept one, as long as there is room for them: an answer
-        is searched for each."""
+        is searched for each. To prepare the search takes long, and is done in a thread."""
+        async with self._updating:
+            by_host = self._take(values)
+            self._hosts = await asyncio.to_thread(_build_hosts, by_host, self._known_values)
+
+    def _take(self, values: Iterable[SecretValue]) -> dict[str, dict[bytes, bytes]]:
+        """Return the values by host and placeholder, and keep them all, with former ones, as known."""
         by_host: dict[str, dict[bytes, bytes]] = {}
         current = dict[bytes, bytes]()
         names = set[str]()
@@ -53,8 +61,7 @@ class ContainerSecrets:
         unused = [name for name in self._placeholders if name not in names]
         for name in unused[: max(0, len(self._placeholders) - _MAX_NAMES)]:  # the oldest come first
             del self._placeholders[name]
-        redaction = Redaction(current)
-        self._hosts = {host: HostSecrets(own, redaction) for host, own in by_host.items()}
+        return by_host
 
     def variables(self) -> dict[str, str]:
         """Return the placeholders as variables of an environment."""
@@ -63,6 +70,13 @@ class ContainerSecrets:
     def of_host(self, host: str) -> "HostSecrets | None":
         """Return the secrets that belong to a host; None where there are none."""
         return self._hosts.get(host)
+
+
+def _build_hosts(
+    by_host: Mapping[str, Mapping[bytes, bytes]], known_values: Mapping[bytes, bytes]
+) -> dict[str, "HostSecrets"]:
+    redaction = Redaction(known_values)
+    return {host: HostSecrets(own, redaction) for host, own in by_host.items()}
 
 
 class HostSecrets:

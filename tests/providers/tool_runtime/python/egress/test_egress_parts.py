@@ -1,5 +1,6 @@
 """Parts of the proxy of containers: rules for hosts, the first message of TLS, secrets, and policies of requests."""
 
+import asyncio
 import base64
 import html
 import json
@@ -183,10 +184,10 @@ def test_placeholders_become_values_in_headers_of_their_host_alone() -> None:
     }
 
 
-def test_new_values_keep_their_placeholders() -> None:
+async def test_new_values_keep_their_placeholders() -> None:
     secrets = ContainerSecrets([SecretValue(HOST, "A", "first-value")])
     before = secrets.variables()
-    secrets.update([SecretValue(HOST, "A", "second-value")])
+    await secrets.update([SecretValue(HOST, "A", "second-value")])
     assert secrets.variables() == before
     of_host = secrets.of_host(HOST)
     assert of_host is not None
@@ -195,10 +196,10 @@ def test_new_values_keep_their_placeholders() -> None:
     assert of_host.redaction.redact(b"second-value first-value") == b" ".join([before["A"].encode()] * 2)
 
 
-def test_former_values_have_a_bound() -> None:
+async def test_former_values_have_a_bound() -> None:
     secrets = ContainerSecrets([SecretValue(HOST, "A", "value-number-0")])
     for number in range(1, 40):
-        secrets.update([SecretValue(HOST, "A", f"value-number-{number}".ljust(4000, "."))])
+        await secrets.update([SecretValue(HOST, "A", f"value-number-{number}".ljust(4000, "."))])
     of_host = secrets.of_host(HOST)
     assert of_host is not None
     redact = of_host.redaction.redact
@@ -206,11 +207,11 @@ def test_former_values_have_a_bound() -> None:
     assert redact(b"value-number-0") == b"value-number-0"
 
 
-def test_many_short_former_values_have_a_bound_too() -> None:
+async def test_many_short_former_values_have_a_bound_too() -> None:
     """A tenant that changes its secrets with every request would otherwise make each answer a search of seconds."""
     secrets = ContainerSecrets([])
     for number in range(20):
-        secrets.update([SecretValue(HOST, f"N{index}", f"&<{number:03d}-{index:03d}>") for index in range(100)])
+        await secrets.update([SecretValue(HOST, f"N{index}", f"&<{number:03d}-{index:03d}>") for index in range(100)])
     of_host = secrets.of_host(HOST)
     assert of_host is not None
     found_values = [
@@ -219,6 +220,30 @@ def test_many_short_former_values_have_a_bound_too() -> None:
         if of_host.redaction.redact(value.encode()) != value.encode()
     ]
     assert found_values == [f"&<{number:03d}-{index:03d}>" for number in (18, 19) for index in range(100)]
+
+
+async def test_the_event_loop_goes_on_while_many_values_are_taken() -> None:
+    """They have thousands of spellings. Of two updates, the later one counts."""
+    secrets = ContainerSecrets([])
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count_turns())
+    sets = [
+        [SecretValue(HOST, f"N{at}", f'&<"{number}{at:03d}'.ljust(600, "<")) for at in range(100)] for number in "12"
+    ]
+    await asyncio.gather(*map(secrets.update, sets))
+    counting.cancel()
+    assert turns > 10
+    of_host = secrets.of_host(HOST)
+    assert of_host is not None
+    placeholder = secrets.variables()["N7"].encode()
+    assert of_host.put_in([(b"x", placeholder)]) == [(b"x", sets[1][7].value.encode())]
 
 
 def test_an_answer_is_searched_for_the_secrets_of_other_hosts_too() -> None:

@@ -267,6 +267,6 @@ async def test_a_stream_is_redacted_as_it_comes(site: Site) -> None:
 
 async def test_a_new_value_replaces_the_former_one(site: Site) -> None:
     async with container_proxy([f"{HOST}:{site.port}"], secrets={(HOST, "API_KEY"): "former-value"}) as opened:
-        opened.proxy.access.secrets.update([SecretValue(HOST, "API_KEY", SECRET)])
+        await opened.proxy.access.secrets.update([SecretValue(HOST, "API_KEY", SECRET)])
         await ask(opened, site, request_of(site, f"Authorization: {opened.proxy.access.environment['API_KEY']}"))
         assert site.requests[0][2]["Authorization"] == SECRET
