@@ -23,7 +23,7 @@ from apis.sink import ConvertedSink, Sink
 from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
 from apis.transcription import Transcript, TranscriptionRequest
 from providers.common.fair_turns import end_pass
-from providers.common.net.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
+from providers.common.net.http.client import HttpClient, HttpConnectError, HttpConnectTimeout, headers_to_bytes
 from providers.common.net.http.connection import HttpConnection, HttpError
 from providers.common.net.http.route import ProxyError, parse_url
 from providers.inference.chat_completions.affinity import affinity_headers
@@ -405,8 +405,10 @@ class ChatCompletions:
         except ProxyError as exc:
             error = UpstreamUnavailable if exc.is_temporary else UpstreamError
             raise error(f"The inference server could not be reached: {exc}.") from exc
-        except HttpError as exc:
+        except HttpConnectError as exc:
             raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
+        except HttpError as exc:
+            raise UpstreamUnavailable(f"The {self._server} broke the connection, or did not answer in HTTP.") from exc
 
     def _response_timeout_error(self) -> UpstreamTimeout:
         limit = f"headers_timeout_s ({self._limits.headers_s:g} s)"

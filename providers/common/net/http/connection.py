@@ -382,7 +382,9 @@ class HttpConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self.is_complete:
             return
-        if status < 200:  # interim response: the final one follows
+        if status < 100:
+            self._fail("What came is no HTTP.")
+        elif status < 200:  # interim response: the final one follows
             self.headers = {}
         else:
             self.status = status
