@@ -177,7 +177,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         response_id = turn.response_id
         if not turn.is_started and (is_new or not await self._exists(response_id, ref)):
             claim.lease.check()
-            if not await self._begin_response(session, holder):
+            if not await self._begin_response(session, holder, claim):
                 return False
         last = await self._follow(holder, response_id, turn.last_event)
         final = last.final if last is not None else await self._load_final(ref, response_id)
@@ -217,7 +217,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
             return False
         return True
 
-    async def _begin_response(self, session: Transition, holder: HeldSession) -> bool:
+    async def _begin_response(self, session: Transition, holder: HeldSession, claim: _Claim) -> bool:
         """Begin the response that the turn has chosen; return False if the turn fails instead. Raises RateLimited where
         it can begin later."""
         ref, turn = session.ref, session.turn
@@ -249,6 +249,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         )
         if answer.status < 400:
             return True
+        claim.lease.check()  # else it may be refused because another process has begun it
         error: Json = orjson.loads(answer.body)["error"]
         if answer.is_transient and session.now - turn.chosen_at < _MAX_WAIT_S:
             raise RateLimited(str(error["message"]), retry_after_s=answer.retry_after_s)

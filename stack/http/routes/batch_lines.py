@@ -12,6 +12,7 @@ from apis.accounts.accounts import Caller
 from apis.batches.batches import BatchOwner, LineAnswer
 from apis.errors import (
     ConversationLocked,
+    ConversationLost,
     NotFound,
     QuotaExceeded,
     RateLimited,
@@ -125,7 +126,7 @@ class RouteLineExecutor:
 
 
 def _refused_line(error: StackError, context: HttpContext) -> LineAnswer:
-    is_busy = error.status in _TRANSIENT_STATUSES or isinstance(error, ConversationLocked)
+    is_busy = error.status in _TRANSIENT_STATUSES or isinstance(error, ConversationLocked | ConversationLost)
     is_transient = is_busy and not error.repeats_work and not isinstance(error, QuotaExceeded)
     is_limited = is_transient and isinstance(error, RateLimited) and context.is_over_limit
     error_body = orjson.dumps(error_to_body(error))

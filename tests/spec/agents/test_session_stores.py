@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from apis.errors import StoreUnavailable
-from apis.storage.kv_store import Entry, Op
+from apis.storage.kv_store import Entry, Op, Put
 from providers.kv_store.memory import Memory
 from tests.support.damage import DAMAGES, damage_record, stored_keys
 from tests.support.sdk.sessions import (
@@ -242,6 +242,36 @@ async def test_a_turn_that_could_not_be_written_takes_no_place_of_another(monkey
             await send(served.client.with_options(max_retries=0), session.id, message("lost"))
         monkeypatch.setattr(DeafMemory, "is_deaf", False)
         await run_turn(served, session.id)
+        assert [turn.status for turn in await list_turns(served.client, session.id)] == ["completed"] * 2
+
+
+class LosingMemory(Memory):
+    """A store in which the lock of a conversation is lost once, as its response is added."""
+
+    floor_key: ClassVar[str] = ""
+
+    class Config(Memory.Config):
+        """The fields of the memory store."""
+
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        if LosingMemory.floor_key and any(op.key.startswith("/run/") for op in ops):
+            key, LosingMemory.floor_key = LosingMemory.floor_key, ""
+            [lock] = await self.get_many([key])
+            assert lock is not None
+            await super().write([Put(key, lock.value)])
+        return await super().write(ops, durable=durable)
+
+
+async def test_a_response_whose_beginning_loses_the_conversation_is_begun_again() -> None:
+    """A process that stalls while it begins one meets another process, which begins it meanwhile."""
+    store = {"provider": f"{__name__}:LosingMemory"}
+    async with serving(scripted([{"text": "hi"}]), kv_store=store, more=AGENTS) as served:
+        session = await run_session(served.client)
+        [(key, _)] = await served.stack.kv_store.scan("default/conversation/")
+        LosingMemory.floor_key = key.replace("/conversation/", "/conversation_floor/")
+        await send(served.client, session.id, message("go on"))
+        assert (await rest(served.client, session.id)).status == "idle"
+        assert LosingMemory.floor_key == ""
         assert [turn.status for turn in await list_turns(served.client, session.id)] == ["completed"] * 2
 
 
