@@ -40,7 +40,7 @@ NAME_A_TOOLS_ITEM: Final = {
     "providers/agents/output.py",
     "providers/agents/records.py",
     "providers/agents/transition.py",
-    "providers/agents/turns.py",
+    "providers/agents/turn_changes.py",
     # OpenAI's API has routes for images, which count as the tool does, and for the usage of these tools
     "stack/http/routes/images.py",
     "stack/http/routes/organization/usage.py",
