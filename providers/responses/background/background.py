@@ -165,7 +165,7 @@ class BackgroundResponses:
                 yield events
 
     def find_begun(self, response_id: str, *, tenant: str) -> Response | None:
-        """Return a response that began in this process and has no output yet, as it was then."""
+        """Return a response that began in this process just now, as it was then."""
         new_log = self._executor.find_new_log(ResponseRef(tenant, response_id))
         return None if new_log is None else new_log.response
 

@@ -43,13 +43,13 @@ def encode_event_line(event: ResponseStreamEvent) -> bytes:
 
 @dataclass(slots=True)
 class NewLog:
-    """The log of a run that this process has added: its first events, and the response in them. Until `has_output`,
-    a reader that `is_read` notes is stored with the next events."""
+    """The log of a run that this process has added: its first events, and the response in them. Until it
+    `is_continued`, a reader that `is_read` notes is stored with the next events."""
 
     response: Response
     batch: bytes
     is_read: bool = False
-    has_output: bool = False
+    is_continued: bool = False
 
 
 class EventLog(LogReader):
@@ -150,7 +150,7 @@ class EventLog(LogReader):
     async def follow_new(
         self, new_log: NewLog, response_id: str, *, tenant: str
     ) -> AsyncGenerator[Sequence[LoggedEvent]]:
-        """Yield all events of a log without output, as `follow` does. Its first ones and its end need not be read."""
+        """Yield all events of a log that is not continued yet, as `follow` does, without a read of the store."""
         new_log.is_read = True
         wakeup = self.wakeups.next_wakeup(response_id)
         yield ()
