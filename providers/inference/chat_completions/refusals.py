@@ -7,7 +7,7 @@ model may be exchanged while both servers run.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import monotonic
@@ -93,10 +93,9 @@ _FIELD_REFUSAL: Final = re.compile(
     re.IGNORECASE,
 )
 _WORD: Final = re.compile(r"\w+")
-_PATHS: Final[Mapping[str, re.Pattern[str]]] = {
-    name: re.compile(rf"['\"`]$|\b{parent}[^\s,;]*[.\[/]['\"]?$")
-    for name, parent in (("name", "messages"), ("reasoning", "messages"), ("detail", "image_url"))
-}
+_IN_MESSAGES: Final = re.compile(r"['\"`]$|\bmessages[^\s,;]{0,80}[.\[/]['\"]?$")
+_IN_IMAGE_URL: Final = re.compile(r"['\"`]$|\bimage_url[^\s,;]{0,80}[.\[/]['\"]?$")
+_PATHS: Final = {"name": _IN_MESSAGES, "reasoning": _IN_MESSAGES, "detail": _IN_IMAGE_URL}
 """Names of fields that are words of other refusals, too -> what stands before them where they name the field: a quote,
 or its path."""
 _FIELD_CONTEXT_CHARS: Final = 100
@@ -226,7 +225,10 @@ class ArrangedChat:
             for word in _WORD.finditer(text)
             if (word[0] in OMITTABLE_FIELDS or word[0] in INNER_FIELDS)
             and word[0] not in self._form.omitted
-            and (word[0] not in _PATHS or _PATHS[word[0]].search(text, 0, word.start()))
+            and (
+                word[0] not in _PATHS
+                or _PATHS[word[0]].search(text, max(0, word.start() - _FIELD_CONTEXT_CHARS), word.start())
+            )
             and _FIELD_REFUSAL.search(
                 text, max(0, word.start() - _FIELD_CONTEXT_CHARS), word.end() + _FIELD_CONTEXT_CHARS
             )

@@ -20,7 +20,7 @@ async def test_another_server_starts_asks_and_ends_the_app() -> None:
     async def send(message: Any) -> None:
         sent.append(message["type"])
 
-    lifespan = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, messages.get, send))
+    lifespan = asyncio.ensure_future(app({"type": "lifespan", "asgi": {}, "state": {}}, messages.get, send))
     await messages.put({"type": "lifespan.startup"})
     async with asyncio.timeout(10):
         await until(lambda: sent)
