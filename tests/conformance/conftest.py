@@ -2,6 +2,7 @@
 
 import itertools
 import sqlite3
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -200,11 +201,26 @@ KILLS: Final = (
     "test_subagent_kills",
 )
 """Modules that kill whole deployments, which takes ten seconds a trial."""
+EVERY_STORE: Final = ("test_kv_store_bytes",)
+"""Modules about what each store promises."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the kill trials over other stores than SQLite as long."""
+    """Mark as long the kill trials over other stores than SQLite, and each other test over all stores but one, which is
+    not the same one for all tests: what a store promises is tested over each of them."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if item.path.stem in KILLS and params.get("shared_store", "sqlite") != "sqlite":
+        store = params.get("shared_store") or params.get("backend")
+        module = item.path.stem
+        if store is None or module in EVERY_STORE or item.path.parent != Path(__file__).parent:
+            continue
+        if module in KILLS:
+            if store != "sqlite":
+                item.add_marker(pytest.mark.long)
+        else:
+            cases.setdefault(item.nodeid.replace(str(store), ""), []).append(item)
+    for name, of_stores in cases.items():
+        chosen = zlib.crc32(name.encode()) % len(of_stores)
+        for item in of_stores[:chosen] + of_stores[chosen + 1 :]:
             item.add_marker(pytest.mark.long)

@@ -205,16 +205,21 @@ def families_of(world: World, tenant: str) -> dict[str, list[str]]:
     return families
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+FIRST_DAMAGES: Final = [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, len(DAMAGES)))]
+"""Which damage the first type of record has. The next one has the next damage: all have all in the long run."""
+
+
+@pytest.mark.parametrize("first_damage", FIRST_DAMAGES)
 async def test_a_damaged_record_is_an_error_that_says_so_and_stops_its_owner_alone(
-    world: World, damage: str, caplog: pytest.LogCaptureFixture
+    world: World, first_damage: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     families = families_of(world, "a")
     assert len(families) > 15, sorted(families)
     own, whole = await world.read_all("a"), await world.read_all("b")
     # the turn is one of the session, and not of its subagent
     assert [path for path, (status, _) in own.items() if status != 200] == [SUBAGENT_TURN, f"{SUBAGENT_TURN}/items"]
-    for family, keys in sorted(families.items()):
+    for number, (family, keys) in enumerate(sorted(families.items()), first_damage):
+        damage = DAMAGES[number % len(DAMAGES)]
         originals = {key: value for key in keys if (value := read_stored(world.database, key)) is not None}
         write_stored(world.database, {key: damaged_bytes(value, damage) for key, value in originals.items()})
         try:
@@ -233,16 +238,19 @@ async def test_a_damaged_record_is_an_error_that_says_so_and_stops_its_owner_alo
 
 
 @pytest.mark.parametrize(
-    ("family", "path"),
+    ("number", "family", "path"),
     [
-        ("a/agent/ID", "/agents/{agent_id}"),
-        ("a/automation/ID", "/agents/automations/{automation_id}"),
-        ("a/agent_template/ID", "/agents/environments/templates/{template_id}"),
-        ("a/agent_session/ID", "/agents/sessions/{session_id}"),
+        (0, "a/agent/ID", "/agents/{agent_id}"),
+        (1, "a/automation/ID", "/agents/automations/{automation_id}"),
+        (2, "a/agent_template/ID", "/agents/environments/templates/{template_id}"),
+        (3, "a/agent_session/ID", "/agents/sessions/{session_id}"),
     ],
 )
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_what_is_damaged_can_be_deleted(world: World, family: str, path: str, damage: str) -> None:
+@pytest.mark.parametrize("first_damage", FIRST_DAMAGES)
+async def test_what_is_damaged_can_be_deleted(
+    world: World, number: int, family: str, path: str, first_damage: int
+) -> None:
+    damage = DAMAGES[(first_damage + number) % len(DAMAGES)]
     world.ids["a"] = await populate(world.url, "a")
     ids = world.ids["a"]
     keys = [key for key in families_of(world, "a")[family] if any(key.endswith(each) for each in ids.values())]

@@ -26,7 +26,7 @@ from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 
 Json = dict[str, Any]
-TURNS = int(os.environ.get("STACK_TURNS", "80"))
+TURNS = int(os.environ.get("STACK_TURNS", "60"))
 SOME = slice(20, 40)
 MODEL = "tests.support.models.tireless:Tireless"
 SUMMING: Json = {"context_management": [{"type": "compaction", "compact_threshold": 400}]}
