@@ -102,9 +102,12 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
     async def write(self, session: Transition, ops: Sequence[Op], place: Place) -> list[int] | None:
         assert self._jobs is not None  # it has given the place
         self._begun[session.ref] = HeldSession(self._store, session.ref, session)
-        versions = await self._jobs.start_new(self._build_job(session.ref), JobRecord(), ops, place)
-        if versions is None:
-            del self._begun[session.ref]
+        versions = None
+        try:
+            versions = await self._jobs.start_new(self._build_job(session.ref), JobRecord(), ops, place)
+        finally:
+            if versions is None:
+                del self._begun[session.ref]
         return versions
 
     def _build_job(self, ref: SessionRef, entry: Entry | None = None) -> Job[SessionRef]:

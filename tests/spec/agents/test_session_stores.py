@@ -219,28 +219,37 @@ async def test_turn_60_of_a_session_reads_and_writes_as_much_of_it_as_turn_10() 
 
 
 class DeafMemory(Memory):
-    """A store that cannot list the receivers of webhooks while `is_deaf`."""
+    """A store that does not answer a scan or a write of keys with the text `deaf_to`, where that is set."""
 
-    is_deaf: ClassVar[bool] = False
+    deaf_to: ClassVar[str] = ""
 
     class Config(Memory.Config):
         """The fields of the memory store."""
 
     async def scan(self, prefix: str, **bounds: Any) -> list[tuple[str, Entry]]:
-        if self.is_deaf and "webhook_endpoint" in prefix:
-            raise StoreUnavailable("The store does not answer.")
+        self._require(prefix)
         return await super().scan(prefix, **bounds)
 
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        self._require(" ".join(op.key for op in ops))
+        return await super().write(ops, durable=durable)
 
-async def test_a_turn_that_could_not_be_written_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _require(self, keys: str) -> None:
+        if self.deaf_to and self.deaf_to in keys:
+            raise StoreUnavailable("The store does not answer.")
+
+
+@pytest.mark.parametrize("key", ["/webhook_endpoint/", "/agent_turn_lease/"])
+async def test_a_turn_that_could_not_be_written_leaves_nothing(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a place that is in use nor a state of the session that was not stored."""
     store = {"provider": f"{__name__}:DeafMemory"}
     one_turn = {"agents": {"provider": "kv", "max_turns": 1}}
     async with serving(scripted([{"text": "hi"}]), kv_store=store, more=one_turn) as served:
         session = await run_session(served.client)
-        monkeypatch.setattr(DeafMemory, "is_deaf", True)
+        monkeypatch.setattr(DeafMemory, "deaf_to", key)
         with pytest.raises(openai.InternalServerError):
             await send(served.client.with_options(max_retries=0), session.id, message("lost"))
-        monkeypatch.setattr(DeafMemory, "is_deaf", False)
+        monkeypatch.setattr(DeafMemory, "deaf_to", "")
         await run_turn(served, session.id)
         assert [turn.status for turn in await list_turns(served.client, session.id)] == ["completed"] * 2
 
