@@ -152,7 +152,7 @@ class BackgroundResponses:
             if pending.charge is not None:
                 pending.charge.confirm_adoption()
             if claimed_run is not None:
-                self._executor.add_local(ref, pending, NewLog(run.queued_event.response, run.log_op.value))
+                self._executor.add_local(ref, pending, NewLog(run.queued_event.response, [run.log_op.value]))
                 self._workers.start_run(claimed_run, place)
                 claim_stack.pop_all()
         if claimed_run is None:
@@ -165,7 +165,7 @@ class BackgroundResponses:
                 yield events
 
     def find_begun(self, response_id: str, *, tenant: str) -> Response | None:
-        """Return a response that began in this process just now, as it was then."""
+        """Return a response that began in this process and has no output yet, as it was then."""
         new_log = self._executor.find_new_log(ResponseRef(tenant, response_id))
         return None if new_log is None else new_log.response
 

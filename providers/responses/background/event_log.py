@@ -43,13 +43,13 @@ def encode_event_line(event: ResponseStreamEvent) -> bytes:
 
 @dataclass(slots=True)
 class NewLog:
-    """The log of a run that this process has added: its first events, and the response in them. Until it
-    `is_continued`, a reader that `is_read` notes is stored with the next events."""
+    """The log of a run that this process has added: the response in its first events, and its batches until it
+    `has_output`. A reader before that, which `is_read` notes, is stored with the first output."""
 
     response: Response
-    batch: bytes
+    batches: list[bytes]
     is_read: bool = False
-    is_continued: bool = False
+    has_output: bool = False
 
 
 class EventLog(LogReader):
@@ -150,11 +150,11 @@ class EventLog(LogReader):
     async def follow_new(
         self, new_log: NewLog, response_id: str, *, tenant: str
     ) -> AsyncGenerator[Sequence[LoggedEvent]]:
-        """Yield all events of a log that is not continued yet, as `follow` does, without a read of the store."""
+        """Yield all events of a log without output, as `follow` does, without a read of the store."""
         new_log.is_read = True
         wakeup = self.wakeups.next_wakeup(response_id)
         yield ()
-        events = decode_batch(new_log.batch)
+        events = [event for batch in new_log.batches for event in decode_batch(batch)]
         yield events
         async with aclosing(self.tail(_log_of(tenant, response_id), len(events), wakeup)) as batches:
             async for events in batches:

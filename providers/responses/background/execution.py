@@ -127,9 +127,9 @@ class RunExecutor:
         self._new_logs[ref] = new_log
 
     def find_new_log(self, ref: ResponseRef) -> NewLog | None:
-        """Return the log of a run that began in this process and is not continued yet."""
+        """Return the log of a run that began in this process and has no output yet."""
         new_log = self._new_logs.get(ref)
-        return None if new_log is None or new_log.is_continued else new_log
+        return None if new_log is None or new_log.has_output else new_log
 
     def note_mail(self, ref: ResponseRef) -> None:
         """Take note that input for a response is in its mailbox, if this process executes its run."""
@@ -175,9 +175,9 @@ class RunExecutor:
             self._event_log.wakeups.wake(claimed_run.ref.id)  # its readers look which process writes now
 
     async def _mark_reader(self, ref: ResponseRef) -> None:
-        """Store that the log of a run which goes on elsewhere has a reader here, where nothing was written since."""
+        """Store that the log of a run which goes on elsewhere has a reader here, where no output was written."""
         new_log = self._new_logs.pop(ref, None)
-        if new_log is not None and new_log.is_read and not new_log.is_continued:
+        if new_log is not None and new_log.is_read and not new_log.has_output:
             with suppress(StackError):
                 await self._event_log.add_reader(ref.id, tenant=ref.tenant)
 

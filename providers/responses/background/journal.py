@@ -32,7 +32,7 @@ _RENEW_INTERVAL_S: Final = 1.0
 class Journal(Sink[ResponseStreamEvent]):
     """Numbers events from `next_number` on and writes them in batches, together with the checkpoints of the run, of
     which `checkpoint_count` have been written before. `on_mail` is called once, when input for the response is in its
-    mailbox. That the `new_log` is read is written with its next batch."""
+    mailbox. That the `new_log` is read is written with its first output."""
 
     def __init__(
         self,
@@ -104,8 +104,10 @@ class Journal(Sink[ResponseStreamEvent]):
                 return
             checkpoint_ops, self._checkpoint_ops = self._checkpoint_ops, []
             batches = self._take_batches()
-            await self._write([*batches, *checkpoint_ops, *(self._mark_reader() if batches else ())])
+            await self._write([*batches, *checkpoint_ops, *self._mark_reader()])
             self._has_space.set()
+            if self._new_log is not None and not self._new_log.has_output:
+                self._new_log.batches += [op.value for op in batches]
             if batches:
                 self._event_log.announce(self._ref.tenant, self._ref.id, batches)
             if batches and self._next_unwritten > INITIAL_EVENT_COUNT:  # else the next batch is the first output
@@ -113,11 +115,11 @@ class Journal(Sink[ResponseStreamEvent]):
                 await wait_for_tick(self._is_pause_over, _BATCH_INTERVAL_S)
 
     def _mark_reader(self) -> Sequence[Op]:
-        """Return the write that comes with the first batch that continues a new log, if that is read."""
+        """Return the write that comes with the first output of a new log, if that is read."""
         log = self._new_log
-        if log is None or log.is_continued:
+        if log is None or log.has_output or self._next_unwritten <= INITIAL_EVENT_COUNT:
             return ()
-        log.is_continued = True
+        log.has_output = True
         return [self._event_log.reader_op(self._ref.tenant, self._ref.id)] if log.is_read else ()
 
     def note_mail(self) -> None:
@@ -152,7 +154,7 @@ class Journal(Sink[ResponseStreamEvent]):
             Delete(checkpoint_key(self._ref.tenant, self._ref.id, number)) for number in range(self._checkpoint_count)
         ]
         if self._new_log is not None:
-            self._new_log.is_continued = True  # nothing of a run that has ended is taken back
+            self._new_log.has_output = True  # nothing of a run that has ended is taken back
         return [*self._take_batches(), *deletes, *self._lease.end_ops()]
 
     def _buffer_events(self, events: Sequence[ResponseStreamEvent]) -> None:
