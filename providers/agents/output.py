@@ -19,7 +19,7 @@ from providers.agents.commands import (
     end_output,
     show_output,
 )
-from providers.agents.records import ActiveTurn, Json
+from providers.agents.records import Json
 from providers.agents.subagents.tools import add_call
 from providers.agents.transition import Transition
 
@@ -30,15 +30,12 @@ def show_events(transition: Transition, batch: Sequence[LoggedEvent]) -> bool:
     """Show the events of the turn's response that have not been shown; return False if there are none. Deltas of one
     text that come together become one event."""
     turn = transition.turn
-    events = [fields for event in batch if event.type in _EVENTS and _is_new(fields := orjson.loads(event.data), turn)]
+    visible = [orjson.loads(event.data) for event in batch if event.type in _EVENTS]
+    events = [event for event in visible if event["sequence_number"] > turn.last_event]
     for event in _join_deltas(events):
         _EVENTS[event["type"]](transition, event)
         turn.last_event, turn.is_started = event["sequence_number"], True
     return bool(events)
-
-
-def _is_new(event: Json, turn: ActiveTurn) -> bool:
-    return event["sequence_number"] > turn.last_event
 
 
 def _join_deltas(events: Sequence[Json]) -> Iterator[Json]:

@@ -53,7 +53,8 @@ class TurnDrivers(Protocol):
         ...
 
     def reserve(self, session: Transition) -> Place | None:
-        """Return a place for the turn that the change lets go on; None if it does not, or there is no place for it."""
+        """Return a place for the turn that the change lets go on, whose next response is chosen then, if nothing has to
+        come before it; None if the change lets none go on, or there is no place for it."""
         ...
 
     async def write(self, session: Transition, ops: Sequence[Op], place: Place) -> list[int] | None:
@@ -286,12 +287,8 @@ class HeldSession:
             session, self._session = await self.load(), None
             session.touch()
             if await edit(session):
-                ops = await self._store.build_ops(session)
-                versions = await self._store.kv.write(ops)
-                if versions is None:
+                if not await self._store.write(session):
                     return False
-                self._store.announce(session, ops)
-                session.root.settle(versions)
                 changed = session
             self._session = session
             return True

@@ -8,12 +8,15 @@ from providers.agents.records import Json, SessionRef, SessionState, StoredSessi
 
 def show_session(ref: SessionRef, record: StoredSession, state: SessionState, required: Sequence[Json]) -> Json:
     """Return a session; `required` are the calls that wait for the client."""
+    environment: Json = {"type": "none"}
+    if record.environment is not None:
+        environment = {**record.environment, "id": record.environment_id}
     agent = {name: value for name, value in record.agent.items() if name != "metadata"}
     return {
         "id": ref.id,
         "object": "agent.session",
         "agent": {**agent, "id": record.agent_id, "tools": show_tools(agent["tools"], in_session=True)},
-        "environment": show_session_environment(record),
+        "environment": environment,
         "status": state.status,
         "required_actions": required,
         "usage": None if state.usage is None else state.usage.show(),
@@ -25,11 +28,6 @@ def show_session(ref: SessionRef, record: StoredSession, state: SessionState, re
         "created_at": record.created_at,
         "last_active_at": state.last_active_at,
     }
-
-
-def show_session_environment(record: StoredSession) -> Json:
-    """Return the environment of a session as the API shows it."""
-    return {"type": "none"} if record.environment is None else {**record.environment, "id": record.environment_id}
 
 
 def show_turn(ref: SessionRef, agent_id: str, turn_id: str, record: TurnRecord) -> Json:

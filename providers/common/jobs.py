@@ -357,7 +357,7 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
             tenant = min(waiting, key=lambda name: (running[name], self._last_turns.get(name, 0)))
             is_below_limit = running[tenant] < self._queue.tenant_limit
             place = self._places.try_acquire(tenant) if is_below_limit else None
-            self._has_waiting |= place is None
+            self._has_waiting |= place is None and bool(waiting[tenant])
             if place is None or not await self._claim_next(waiting[tenant], place):
                 del waiting[tenant]
             else:

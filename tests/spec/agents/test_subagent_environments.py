@@ -136,18 +136,22 @@ async def test_the_cancellation_of_a_session_kills_the_commands_of_its_subagents
     assert output == "0\noutputs\n"
 
 
+async def list_commands_after_interruption(served: Served, session_id: str, running: int) -> list[Any]:
+    """Answer the call of a session, which then interrupts its first subagent, once so many commands run. Return the
+    commands of each subagent at the rest of the session."""
+    await until_commands_run(served, session_id, running)
+    session = await rest(served.client, session_id)
+    await send(served.client, session_id, tool_result(session.required_actions[0]))
+    assert (await rest(served.client, session_id)).status == "idle"
+    return [await list_commands(served, session_id, each.id) for each in await list_subagents(served, session_id)]
+
+
 async def test_the_interruption_of_a_subagent_leaves_the_workspace_to_another_one(served: Served) -> None:
     one = create([shell("echo begun; sleep 61")], name="one")
     interrupt: Script = [call("interrupt_subagent", '{"subagent_id": "$0"}', id="i")]
     other = create([shell(f"{COUNT_SLEEPERS}; echo went", id="c2")], name="other")
     session = await begin(served, [one], [call("get", "{}", id="g")], interrupt, [other], WAIT, tools=[FUNCTION])
-    await until_commands_run(served, session.id, 1)
-    session = await rest(served.client, session.id)
-    await send(served.client, session.id, tool_result(session.required_actions[0]))
-    assert (await rest(served.client, session.id)).status == "idle"
-    first, second = [
-        await list_commands(served, session.id, each.id) for each in await list_subagents(served, session.id)
-    ]
+    first, second = await list_commands_after_interruption(served, session.id, 1)
     assert first[0][2] in ("failed", "incomplete")
     assert [output for output, _, _ in second] == ["0\nwent\n"]
 
@@ -159,13 +163,7 @@ async def test_the_interruption_of_a_subagent_leaves_the_commands_of_another_one
     ask: Script = [call("get", "{}", id="g")]
     done: Script = [shell(f"while [ $({COUNT_SLEEPERS}) != 0 ]; do sleep 0.02; done; touch interrupted", id="c9")]
     session = await begin(served, [one, other], ask, interrupt, done, WAIT, tools=[FUNCTION])
-    await until_commands_run(served, session.id, 2)
-    session = await rest(served.client, session.id)
-    await send(served.client, session.id, tool_result(session.required_actions[0]))
-    assert (await rest(served.client, session.id)).status == "idle"
-    first, second = [
-        await list_commands(served, session.id, each.id) for each in await list_subagents(served, session.id)
-    ]
+    first, second = await list_commands_after_interruption(served, session.id, 2)
     assert first[0][2] in ("failed", "incomplete")
     assert second == [("0\nwent\n", 0, "completed")]
 
