@@ -142,9 +142,8 @@ class AgentLoop:
                 else self._toolbox.choice_policy(self.chat.tool_choice)
             )
             self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
-            has_readers = self._output.has_readers
-            feed = turn.feed if has_readers else turn.feed_joined
-            await self._inference.stream(self.chat, ReceivingSink(self._sink, feed, passes_empty=not has_readers))
+            sink = ReceivingSink(self._sink, turn.feed, passes_empty=not self._output.has_readers)
+            await self._inference.stream(self.chat, sink)
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if turn.grammar_calls:

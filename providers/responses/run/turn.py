@@ -50,6 +50,9 @@ from providers.responses.tools.offered import OfferedTools
 
 NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."
 """Reason that the model reads for a hosted call beyond `max_tool_calls`, which becomes no item."""
+_BURST_DELTAS: Final = 8
+"""A batch of more deltas is a burst: its tokens have waited for each other, and reach the client at once."""
+_TEXT_TYPES: Final = (TextDelta, ReasoningDelta, ReasoningSummaryDelta, RefusalDelta, ToolArgumentsDelta)
 
 
 class TurnStream:
@@ -114,10 +117,11 @@ class TurnStream:
         return not (self.client_calls or self.rejected_calls)
 
     def feed(self, batch: DeltaBatch) -> EventList:
-        """Return the events of one batch of deltas, in order."""
+        """Return the events of one batch of deltas, in order. Adjacent deltas of one text become one event in a burst,
+        and where events have no readers."""
         self.delta_count += len(batch)
         events: EventList = []
-        for delta in batch:
+        for delta in batch if self._shows_each(batch) else join_deltas(batch):
             match delta:
                 case TextDelta(text, logprobs, phase):
                     message = self._open_item
@@ -147,12 +151,8 @@ class TurnStream:
                     assert_never(delta)
         return events
 
-    def feed_joined(self, batch: DeltaBatch) -> EventList:
-        """Return the events of one batch, with adjacent deltas of one text joined to one event: for a response whose
-        events have no readers."""
-        joined = join_deltas(batch)
-        self.delta_count += len(batch) - len(joined)
-        return self.feed(joined)
+    def _shows_each(self, batch: DeltaBatch) -> bool:
+        return self._output.has_readers and len(batch) <= _BURST_DELTAS
 
     def close_open_items(self) -> EventList:
         """Return the events that close the open items of a turn without a finish, as incomplete."""
@@ -334,19 +334,12 @@ class TurnStream:
 
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:
-    """Return the batch with adjacent deltas of one text, or of one reasoning, joined to one delta."""
-    if len(batch) == 1:
-        return batch
+    """Return the batch with adjacent deltas of one text joined to one delta. Those with logprobs stay apart."""
     deltas: list[Delta] = []
     last: Delta | None = None
     texts: list[str] = []  # those that are joined to the last delta
     for delta in batch:
-        if (
-            isinstance(delta, TextDelta)
-            and isinstance(last, TextDelta)
-            and last.phase == delta.phase
-            and not (last.logprobs or delta.logprobs or delta.begins_message)
-        ) or (isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta) and not delta.begins_message):
+        if last is not None and isinstance(delta, _TEXT_TYPES) and type(delta) is type(last) and _goes_on(last, delta):
             texts.append(delta.text)
         else:
             _extend_last(deltas, texts)
@@ -356,6 +349,17 @@ def join_deltas(batch: DeltaBatch) -> DeltaBatch:
     return deltas
 
 
+def _goes_on(last: Delta, delta: Delta) -> bool:
+    """Return true if `delta` has more of the text of `last`, a delta of the same type."""
+    match last, delta:
+        case TextDelta(), TextDelta():
+            return last.phase == delta.phase and not (last.logprobs or delta.logprobs or delta.begins_message)
+        case ToolArgumentsDelta(), ToolArgumentsDelta():
+            return last.id == delta.id
+        case _:
+            return not getattr(delta, "begins_message", False)
+
+
 def _extend_last(deltas: list[Delta], texts: list[str]) -> None:
-    if texts and isinstance(last := deltas[-1], TextDelta | ReasoningDelta):
+    if texts and isinstance(last := deltas[-1], _TEXT_TYPES):
         deltas[-1] = msgspec.structs.replace(last, text=last.text + "".join(texts))

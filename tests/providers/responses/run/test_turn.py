@@ -325,6 +325,27 @@ def test_a_mark_that_never_ends_is_sent_when_the_text_ends() -> None:
     check_laws(events, output, "failed")
 
 
+def test_a_burst_of_tokens_is_one_event_of_each_text_and_the_output_is_the_same() -> None:
+    deltas = [
+        *(ReasoningDelta(f"r{number} ") for number in range(20)),
+        *(TextDelta(f"t{number} ") for number in range(20)),
+        ToolCallStart("1", "f"),
+        *(ToolArgumentsDelta("1", text) for text in '{"query": "x"}'),
+        finish("tool_calls"),
+    ]
+    (burst, burst_output), (turn, output) = turn_of(), turn_of()
+    events = burst.feed(deltas)
+    single_events = [event for delta in deltas for event in turn.feed([delta])]
+    assert sum(event.type.endswith(".delta") for event in events) == 3
+    assert sum(event.type.endswith(".delta") for event in single_events) == 54
+    for stream, its_output in ((events, burst_output), (single_events, output)):
+        check_laws(stream, its_output, "completed")
+    assert [line(event) for event in events if event.type.endswith("done")] == [
+        line(event) for event in single_events if event.type.endswith("done")
+    ]
+    assert burst.delta_count == turn.delta_count == len(deltas)
+
+
 TOKEN = TokenLogprob("c", -0.1, (99,))
 
 
@@ -350,14 +371,16 @@ TOKEN = TokenLogprob("c", -0.1, (99,))
         ),
         ([TextDelta("a"), TextDelta("b"), TextDelta("c", (TOKEN,))], [TextDelta("ab"), TextDelta("c", (TOKEN,))]),
         ([TextDelta("c", (TOKEN,)), TextDelta("c", (TOKEN,))], [TextDelta("c", (TOKEN,)), TextDelta("c", (TOKEN,))]),
-        ([RefusalDelta("a"), RefusalDelta("b")], [RefusalDelta("a"), RefusalDelta("b")]),
+        ([TextDelta("a"), TextDelta("b", begins_message=True)], [TextDelta("a"), TextDelta("b", begins_message=True)]),
+        ([ReasoningDelta("a"), ReasoningDelta("b", True)], [ReasoningDelta("a"), ReasoningDelta("b", True)]),
+        ([RefusalDelta("a"), RefusalDelta("b")], [RefusalDelta("ab")]),
         (
-            [ToolArgumentsDelta("1", "a"), ToolArgumentsDelta("2", "b")],
-            [ToolArgumentsDelta("1", "a"), ToolArgumentsDelta("2", "b")],
+            [ToolArgumentsDelta("1", "a"), ToolArgumentsDelta("1", "b"), ToolArgumentsDelta("2", "c")],
+            [ToolArgumentsDelta("1", "ab"), ToolArgumentsDelta("2", "c")],
         ),
     ],
 )
-def test_what_is_shown_whole_is_joined_and_nothing_else(step: list[Delta], whole: list[Delta]) -> None:
+def test_adjacent_deltas_of_one_text_are_joined_and_nothing_else(step: list[Delta], whole: list[Delta]) -> None:
     assert [*join_deltas(step)] == whole
 
 
@@ -378,7 +401,7 @@ def test_the_output_is_the_same_where_the_events_have_no_readers(deltas: list[De
     for has_readers in (True, False):
         turn, output = turn_of({1: Source("https://a.b/1", "One")})
         output.has_readers = has_readers
-        events = [*(turn.feed(deltas) if has_readers else turn.feed_joined(deltas)), *turn.close_open_items()]
+        events = [*turn.feed(deltas), *turn.close_open_items()]
         visible = [event for event in events if event.type.startswith(("response.output_text", "response.refusal"))]
         assert bool(visible) == has_readers
         items = [item.model_dump() for item in output.finished_items()]
