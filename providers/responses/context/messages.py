@@ -47,6 +47,7 @@ from apis.wire.tool_items import (
     AdditionalTools,
     McpApprovalRequest,
     McpApprovalResponse,
+    McpCallItem,
 )
 from providers.responses.context.replay import (
     find_generated_image,
@@ -54,6 +55,7 @@ from providers.responses.context.replay import (
     item_to_client_output,
     item_to_tool_result,
 )
+from providers.responses.events.ids import ModelTurn, turn_of
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
 from providers.responses.tools.names import qualified_name
@@ -138,7 +140,7 @@ class ItemReader:
         self._phase: Phase | None = None
         self._calls: list[ChatToolCall] = []
         self._tool_messages: list[Message] = []
-        self._turn = 0
+        self._turn: ModelTurn | None = None
 
     def read(self, item: Item | ToolResultRecord) -> None:
         """Add the next item. Raises InvalidRequest for an output without its call."""
@@ -221,6 +223,7 @@ class ItemReader:
     def _read_call(self, item: FunctionCallItem | CustomToolCallItem) -> None:
         if item.status == "incomplete":
             return
+        self._begin_turn(turn_of(item.id or ""))
         if isinstance(item, FunctionCallItem):
             name = qualified_name(item.namespace, item.name, supports_namespaces=self._supports_namespaces)
             self._add_call(_build_function_call(item.call_id, name, item.arguments))
@@ -264,6 +267,7 @@ class ItemReader:
 
     def _read_result(self, result: ToolResultRecord) -> None:
         """Add a call without an item."""
+        self._begin_turn(ModelTurn("", result.turn))
         self._add_tool_result(
             result if self._supports_namespaces else replace(result, name=result.name.replace(".", "__"))
         )
@@ -274,13 +278,16 @@ class ItemReader:
     def _read_approval_response(self, item: McpApprovalResponse) -> None:
         request = self._approval_requests.get(item.approval_request_id)
         if request is not None and not item.approve:  # an approved call has an item of its own
-            self._add_tool_result(self._refused_call_result(request, item.reason))
+            result = self._refused_call_result(request, item.reason)
+            self._begin_turn(turn_of(request.id, result.turn))
+            self._add_tool_result(result)
 
     def _read_typed_item(self, item: Item) -> None:
         """Add an item of a typed tool."""
         if (call := item_to_client_call(item)) is not None:
             self._client_call_ids[item.id or ""] = call.id
             result = self._tool_results.get(item.id or "")
+            self._begin_turn(turn_of(item.id or "", result.turn if result else 0))
             if result is not None and result.output:  # this server ran it: the text is known word for word
                 self._add_tool_result(result)
                 self._call_ids_run_here.add(call.id)
@@ -291,11 +298,29 @@ class ItemReader:
             if output[0] not in self._call_ids_run_here:
                 self._add_call_output(*output)
         else:
-            self._add_tool_result(
-                self._tool_results.get(item.id or "")
-                or item_to_tool_result(item, _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset()),
-                find_generated_image(item) if self._sees_images else None,
-            )
+            self._read_hosted_call(item)
+
+    def _read_hosted_call(self, item: Item) -> None:
+        native_tools = _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset[NativeToolName]()
+        result = self._tool_results.get(item.id or "") or item_to_tool_result(item, native_tools)
+        if result is None:  # a client sent the item, and its result is not stored any more: no model reads it
+            return
+        turn = turn_of(item.id or "", result.turn) or ModelTurn("", result.turn)
+        if isinstance(item, McpCallItem) and item.approval_request_id:
+            turn = turn_of(item.approval_request_id)  # the model made the call when it asked for the approval
+        self._begin_turn(turn)
+        self._add_tool_result(result, find_generated_image(item) if self._sees_images else None)
+
+    def _begin_turn(self, turn: ModelTurn | None) -> None:
+        """End the assistant message where another turn than its own made the next call: the model had read the results
+        of the earlier calls when it made this one."""
+        if turn is None:
+            return
+        if turn.differs(self._turn):
+            self._leave_only_async_calls()
+            if self._tool_messages and not self._awaits_output():
+                self._end_message()
+        self._turn = turn
 
     def _refused_call_result(self, request: McpApprovalRequest, reason: str | None) -> ToolResultRecord:
         result = self._tool_results.get(request.id)
@@ -319,12 +344,7 @@ class ItemReader:
         self._unanswered_call_ids[call.id] = name
         self._unanswered_by_name.setdefault(name, {})[call.id] = None
 
-    def _add_tool_result(self, tool_result: ToolResultRecord | None, image: ImagePart | None = None) -> None:
-        if tool_result is None:  # a client sent the item, and its result is not stored any more: no model reads it
-            return
-        if self._tool_messages and tool_result.turn != self._turn and not self._awaits_output():
-            self._end_message()  # the model had read the earlier results when it made this call
-        self._turn = tool_result.turn
+    def _add_tool_result(self, tool_result: ToolResultRecord, image: ImagePart | None = None) -> None:
         if tool_result.custom:
             custom = CalledCustomTool(name=tool_result.name, input=tool_result.arguments)
             self._calls.append(CustomCall(id=tool_result.call_id, custom=custom))

@@ -33,7 +33,6 @@ class ResponseOutput:
         "items",
         "reasoning_sealer",
         "sources",
-        "turn",
     )
 
     def __init__(
@@ -60,8 +59,6 @@ class ResponseOutput:
         """Files that programs wrote, by the paths that the model may link to."""
         self.has_readers = True
         """The events of the response are read as they come; otherwise only its end is."""
-        self.turn = 0
-        """Number of the model's turn that is running."""
         self._tool_result_sealer = tool_result_sealer
         self._max_chars = max_tool_output_chars
 
@@ -92,7 +89,7 @@ class ResponseOutput:
         if self._tool_result_sealer is None:
             return None
         return self._tool_result_sealer(
-            replace(tool_result, output=self.truncate_text(tool_result.output), turn=self.turn)
+            replace(tool_result, output=self.truncate_text(tool_result.output), turn=self.ids.turn)
         )
 
     def truncate_text(self, text: str) -> str:

@@ -133,7 +133,7 @@ class AgentLoop:
     async def _run_turns(self) -> None:
         state = self.state
         while True:
-            self._output.turn = state.turn
+            self._output.ids.turn = state.turn
             if self._toolbox.typed_tools or self._compaction is not None:
                 await self._prepare_turn()
             policy = (

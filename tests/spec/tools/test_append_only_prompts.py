@@ -16,9 +16,11 @@ from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.options import HarmonyOptions
 from tests.spec.tools.test_client_tools import TOOLS
 from tests.spec.tools.test_round_trip import CASES, having_all
-from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.answer_shapes import Script, call, function
+from tests.support.sdk.conversations import conversations, user
 from tests.support.sdk.drawing import draw, drawing
-from tests.support.sdk.requests import chat_requests, create
+from tests.support.sdk.requests import bare, chat_requests, create
+from tests.support.servers.mcp_stack import mcp, stacked
 from tests.support.servers.serving import Served
 
 Json = dict[str, Any]
@@ -111,3 +113,85 @@ async def test_prompts_with_generated_images_only_grow() -> None:
     async with drawing(*turns, model="scripted") as (served, _):
         await play_chain(served, ["Draw.", "Why?"], tools=[{"type": "image_generation"}])
         assert_append_only(chat_prompts(chat_requests(served)))
+
+
+def echo(text: str) -> Json:
+    return call("real__echo", json.dumps({"text": text}), id=f"echo_{text}")
+
+
+def calls_by_message(request: ChatRequest) -> list[list[str]]:
+    """The ids of the calls of each message that has some."""
+    return [[each.id for each in message.tool_calls] for message in request.messages if message.tool_calls]
+
+
+HOW = ["chained", "in a conversation", "sent back", "sent back, nothing stored", "referred to"]
+
+
+async def play_kept(how: str, served: Served, inputs: Sequence[list[Json]], **fields: Any) -> None:
+    """Send the inputs one after the other, the conversation kept in one of the ways that clients have; a function's
+    output and an approval go to the call that the response before them ended with."""
+    said: list[Json] = []
+    previous: Any = None
+    more: Json = {"store": False} if how == "sent back, nothing stored" else {}
+    if how == "in a conversation":
+        more = {"conversation": (await conversations(served).create()).id}
+    for new in inputs:
+        for item in new:
+            if item.get("type") == "function_call_output":
+                item["call_id"] = previous.output[-1].call_id
+            elif item.get("type") == "mcp_approval_response":
+                item["approval_request_id"] = previous.output[-1].id
+        if how == "chained" and previous is not None:
+            more = {"previous_response_id": previous.id}
+        said += new
+        sent = new if how in ("chained", "in a conversation") else [*said]
+        previous = await create(served, input=sent, **more, **fields)
+        assert previous.status == "completed"
+        by_reference = how == "referred to"
+        said += [{"type": "item_reference", "id": each.id} if by_reference else bare(each) for each in previous.output]
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_prompts_keep_apart_what_a_model_called_in_two_turns_without_reasoning(how: str) -> None:
+    get, output = call("get", "{}"), {"type": "function_call_output", "output": "x"}
+    turns: list[Script] = [
+        [echo("a")],
+        [{**get, "id": "get_1"}],
+        [echo("b")],
+        [{"calls": [echo("c"), {**get, "id": "get_2"}]}],
+        [echo("d")],
+        DONE[1:],
+    ]
+    async with stacked(*turns) as (served, real):
+        inputs = [[user("Go on.")], [{**output}], [{**output}]]
+        await play_kept(how, served, inputs, tools=[mcp(real), function("get")])
+        requests = chat_requests(served)
+    assert len(requests) == len(turns)
+    assert_append_only(chat_prompts(requests))
+    assert calls_by_message(requests[-1]) == [["echo_a"], ["get_1"], ["echo_b"], ["echo_c", "get_2"], ["echo_d"]]
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_prompts_show_an_approved_call_where_the_model_made_it(how: str) -> None:
+    note, get = call("real__note", '{"text": "a"}', id="note"), call("get", "{}", id="get")
+    turns: list[Script] = [[{"calls": [echo("a"), note]}], [get], DONE[1:]]
+    async with stacked(*turns) as (served, real):
+        tools = [mcp(real, require_approval={"never": {"tool_names": ["echo"]}}), function("get")]
+        approval = {"type": "mcp_approval_response", "approve": True}
+        output = {"type": "function_call_output", "output": "x"}
+        await play_kept(how, served, [[user("Go on.")], [approval], [output]], tools=tools)
+        requests = chat_requests(served)
+    assert_append_only(chat_prompts(requests))
+    # a request for approval that was not stored has no id of its call, which the model reads under another one
+    assert [len(calls) for calls in calls_by_message(requests[-1])] == [2, 1]
+
+
+async def test_prompts_keep_apart_calls_that_a_model_made_while_an_earlier_one_ran() -> None:
+    slow = call("slow", "{}", id="slow_1")
+    turns: list[Script] = [[slow], [echo("a")], [{**slow, "id": "slow_2"}], [echo("b")], DONE[1:], DONE[1:]]
+    async with stacked(*turns) as (served, real):
+        tools = [mcp(real), function("slow", **{"async": True})]
+        await play_kept("chained", served, [[user("Go on.")], [user("And?")]], tools=tools)
+        requests = chat_requests(served)
+    assert_append_only(chat_prompts(requests))
+    assert calls_by_message(requests[-1]) == [["slow_1"], ["echo_a"], ["slow_2"], ["echo_b"]]
