@@ -35,7 +35,8 @@ def small_config(**fields: Any) -> LlamaCpp.Config:
 def chat_request(content: str = "Say hi.", **fields: Any) -> ChatRequest:
     """A short question that costs little to answer."""
     messages = [{"role": "user", "content": content}]
-    return ChatRequest.model_validate({"model": MODEL, "messages": messages, "max_completion_tokens": 16, **fields})
+    request = {"model": MODEL, "messages": messages, "max_completion_tokens": 16, "temperature": 0, **fields}
+    return ChatRequest.model_validate(request)
 
 
 async def ask(inference: Inference, content: str = "Say hi.", **fields: Any) -> list[Delta]:

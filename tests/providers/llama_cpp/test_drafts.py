@@ -10,7 +10,7 @@ import pytest
 from apis.errors import ConfigError, Unsupported
 from providers.inference.llama_cpp.drafts import LlamaCppMetrics
 from providers.inference.llama_cpp.provider import LlamaCpp
-from tests.providers.llama_cpp.asking import ask, finish_of, small_config, text_of
+from tests.providers.llama_cpp.asking import MODEL, ask, finish_of, small_config, text_of
 from tests.support.models import tiny_lessons as known
 from tests.support.models.harmony_conversations import OPTIONS
 from tests.support.models.tiny_gguf import tiny_gpt_oss_gguf
@@ -74,10 +74,10 @@ async def test_gpt_oss_answers_the_same_with_a_model_that_drafts() -> None:
         assert accepted > 0.8 * proposed
 
 
-async def test_a_draft_of_another_vocabulary_is_refused_at_the_start(model_is_there: None) -> None:
+async def test_a_draft_of_another_vocabulary_is_refused_at_the_start(small_file: Path) -> None:
     draft = await asyncio.to_thread(tiny_gpt_oss_gguf)
     with pytest.raises(ConfigError, match="same vocabulary"):
-        async with started(draft_model=str(draft)):
+        async with started(model=MODEL, model_path=small_file, draft_model=str(draft)):
             pass
 
 

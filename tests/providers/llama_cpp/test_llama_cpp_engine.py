@@ -15,18 +15,19 @@ import pytest_asyncio
 
 from apis.errors import ConfigError, UpstreamError
 from providers.inference.llama_cpp.provider import LlamaCpp
-from tests.providers.llama_cpp.asking import ask, chat_request, finish_of, small_config, text_of
+from tests.providers.llama_cpp.asking import MODEL, ask, chat_request, finish_of, small_config, text_of
 from tests.support.servers.ended_processes import running_children
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("small_file")]
 
 CHILD = "llama_cpp/child.py"
 PARENT = """
 import asyncio
+import sys
 from providers.inference.llama_cpp.provider import LlamaCpp
 
 async def main():
-    inference = LlamaCpp(LlamaCpp.Config(threads=1, context_tokens=512, parallel=1), None)
+    inference = LlamaCpp(LlamaCpp.Config(model_path=sys.argv[1], threads=1, context_tokens=512, parallel=1), None)
     await inference.start()
     print("ready", flush=True)
     await asyncio.Event().wait()
@@ -36,9 +37,9 @@ asyncio.run(main())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def fresh() -> AsyncGenerator[LlamaCpp]:
+async def fresh(small_file: Path) -> AsyncGenerator[LlamaCpp]:
     """An engine of the test's own, for one request at a time."""
-    inference = LlamaCpp(small_config(parallel=1), None)
+    inference = LlamaCpp(small_config(model=MODEL, model_path=small_file, parallel=1), None)
     try:
         await inference.start()
         yield inference
@@ -85,10 +86,10 @@ def log_event(part: str, caplog: pytest.LogCaptureFixture) -> Generator[asyncio.
 
 
 async def test_a_killed_engine_fails_its_request_and_serves_the_next(
-    llama: LlamaCpp, caplog: pytest.LogCaptureFixture
+    small_llama: LlamaCpp, small_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = children_of(os.getpid())
-    inference = LlamaCpp(small_config(parallel=1), None)
+    inference = LlamaCpp(small_config(model=MODEL, model_path=small_file, parallel=1), None)
     await inference.start()
     try:
         (pid,) = children_of(os.getpid()) - others
@@ -108,7 +109,7 @@ async def test_a_killed_engine_fails_its_request_and_serves_the_next(
     finally:
         await inference.close()
     assert children_of(os.getpid()) == others
-    assert text_of(await ask(llama))
+    assert text_of(await ask(small_llama))
 
 
 @pytest.mark.long
@@ -122,9 +123,9 @@ async def test_an_abandoned_request_frees_its_slot(fresh: LlamaCpp) -> None:
         assert finish_of(await ask(fresh, max_completion_tokens=1)).usage.output_tokens == 1
 
 
-async def test_the_engine_ends_with_a_server_that_is_killed() -> None:
+async def test_the_engine_ends_with_a_server_that_is_killed(small_file: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, cwd=Path(__file__).parents[3], stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", PARENT, str(small_file), cwd=Path(__file__).parents[3], stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     try:

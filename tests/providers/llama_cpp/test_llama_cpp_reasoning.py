@@ -1,6 +1,7 @@
-"""The engine's client with reasoning tags, on the real default model, which a grammar makes write them."""
+"""The engine's client with reasoning tags, on a model that a grammar makes write them."""
 
 import asyncio
+from pathlib import Path
 
 from apis.deltas import Delta, ReasoningDelta
 from providers.common.net.http.client import HttpClient
@@ -9,13 +10,11 @@ from providers.inference.chat_completions.reasoning_tags import TAGS_PRESETS
 from providers.inference.chat_completions.refusals import ChatForms
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
-from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
 
 
-async def test_tags_in_the_models_text_are_reasoning(model_is_there: None) -> None:
-    path = models_dir() / PACKAGED_MODELS[MODEL].filename
-    engine = LlamaCppEngine(LlamaCppSettings(MODEL, str(path), 512, 1, 1, {}), 60)
+async def test_tags_in_the_models_text_are_reasoning(small_file: Path) -> None:
+    engine = LlamaCppEngine(LlamaCppSettings(MODEL, str(small_file), 512, 1, 1, {}), 60)
     await asyncio.wait_for(engine.start(), 60)
     http = HttpClient(idle_s=0)
     try:

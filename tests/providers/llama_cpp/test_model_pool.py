@@ -15,20 +15,21 @@ from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.inference.model_files.packages import PACKAGED_MODELS, models_dir
 from tests.conformance.inference import drain
 from tests.providers.llama_cpp.asking import MODEL, chat_request, text_of
+from tests.support.models.small_gguf import small_gguf
 from tests.support.servers.ended_processes import running_children
 from tests.support.servers.hub_server import hub_environment, running_hub
 from tests.support.servers.serving import serving
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("small_file")]
 
-ONE_GB, TWO_GB = 0.35, 0.6
+ONE_GB, TWO_GB = 0.2, 0.35
 """Memory for one and for two of the models, with the context of `pooled`."""
-LONG = {"max_completion_tokens": 60, "logit_bias": {"2": -100.0}}
+LONG = {"max_completion_tokens": 400, "logit_bias": {"2": -100.0}}
 
 
 def weights() -> Path:
-    return models_dir() / PACKAGED_MODELS[MODEL].filename
+    return small_gguf(models_dir() / PACKAGED_MODELS[MODEL].filename)
 
 
 def engines() -> set[int]:
@@ -170,8 +171,8 @@ async def test_a_model_of_the_hub_is_fetched_and_served(tmp_path: Path, capfd: p
         assert "is there and verified" in printed
         assert "This machine: " in printed
         assert "stack run local --model" in printed
-        small = LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/other.gguf", "memory_gb": 0.05})
+        small = LlamaCpp.Config.model_validate({"model": "hf:someone/smol-GGUF/other.gguf", "memory_gb": 0.01})
         hub.put("someone/smol-GGUF", "other.gguf", content + b"other")
-        with pytest.raises(ConfigError, match=r"has 0\.1 GB, and models may take 0\.1 GB"):
+        with pytest.raises(ConfigError, match=r"has 0\.0 GB, and models may take 0\.0 GB"):
             await LlamaCpp(small, None).start()
         assert len(hub.ranges()) == 1

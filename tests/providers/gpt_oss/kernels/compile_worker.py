@@ -4,6 +4,7 @@ job."""
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false
 
+import hashlib
 import importlib
 import json
 import re
@@ -21,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import get_cache_manager
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
 from providers.inference.gpt_oss.triton_backend.batch import StepShape, StepShapes
@@ -39,6 +41,7 @@ from providers.inference.gpt_oss.triton_backend.steps import StepLauncher
 from tests.support.models.random_checkpoints import tiny_spec_with
 
 NOWHERE: Final = torch.device("meta")
+LISTING: Final = "kernel.sass"
 TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
@@ -186,10 +189,7 @@ def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(kernel: Any) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        listing = _tool("cuobjdump", "-res-usage", "-sass", file.name)
+    listing = _listing(kernel.asm["cubin"])
     usage = USAGE.search(listing)
     assert usage is not None, listing
     body = [(int(at, 16), opcode, rest) for at, opcode, rest in _instructions(listing)]
@@ -205,6 +205,21 @@ def measured(kernel: Any) -> dict[str, Any]:
         "warps": kernel.metadata.num_warps,
         "ptx": kernel.asm["ptx"],
     }
+
+
+def _listing(cubin: bytes) -> str:
+    """Return a kernel's resources and instructions. They are kept where Triton keeps the kernel: the disassembler takes
+    0.4 s to start."""
+    digest = hashlib.sha256(cubin + triton.__version__.encode()).hexdigest()
+    cache = get_cache_manager(digest)
+    if (listing_path := cache.get_file(LISTING)) is not None:
+        return Path(listing_path).read_text()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = _tool("cuobjdump", "-res-usage", "-sass", file.name)
+    cache.put(listing, LISTING, binary=False)
+    return listing
 
 
 def _instructions(listing: str) -> Sequence[tuple[str, str, str]]:
