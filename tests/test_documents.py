@@ -110,13 +110,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize(
-    "name", ["apis/docs/errors.md", "apis/docs/fields.md", "apis/docs/routes.md", "providers/docs/fields.md"]
-)
-def test_the_generated_pages_are_those_of_the_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def generated_pages() -> dict[str, str]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COLUMNS", "100")  # the width of a terminal that is none
+        return render_pages()
+
+
+def test_the_generated_pages_are_those_of_the_code(generated_pages: dict[str, str]) -> None:
     """`python -m tests.support.sdk.reference_pages` writes them from the errors, the refusals and the routes."""
-    monkeypatch.setenv("COLUMNS", "100")  # the width of a terminal that is none
-    assert (ROOT / name).read_text() == render_pages()[name]
+    assert len(generated_pages) == 4
+    for name, page in generated_pages.items():
+        assert (ROOT / name).read_text() == page
 
 
 def sentences(document: str) -> Iterator[str]:
@@ -140,12 +145,12 @@ def test_every_sentence_of_the_documents_is_short_and_plain(document: str) -> No
 
 
 @pytest.mark.parametrize("folder", ["apis", "distributions", "providers"])
-def test_pages_are_short_and_their_index_links_them_all(folder: str) -> None:
+def test_pages_are_short_and_their_index_links_them_all(folder: str, generated_pages: dict[str, str]) -> None:
     index = (ROOT / folder / "README.md").read_text()
     pages = sorted((ROOT / folder / "docs").glob("*.md"))
     assert len(index.splitlines()) <= MAX_LINES_OF_INDEX
     assert [page.name for page in pages if f"](docs/{page.name})" not in index] == []
-    generated = [ROOT / name for name in render_pages()]
+    generated = [ROOT / name for name in generated_pages]
     words = {page.name: len(page.read_text().split()) for page in pages if page not in generated}
     assert {name: count for name, count in words.items() if count > MAX_WORDS_OF_PAGE} == {}
 

@@ -26,8 +26,8 @@ from tests.providers.harmony.turns import chat_request, custom, encode
 from tests.support.laws.linear_time import TooSlow, prepare_timing, timed
 
 RUNS: Final = (" ", "\n", "a", "1", "[", '"', "<", "\\", "\x1b", "【", '\\"', "/a\\", "%json {")
-PARSER_CHARS: Final = 100_000
-PARSER_S: Final = 0.4
+PARSER_CHARS: Final = 40_000
+PARSER_S: Final = 0.16
 PIECE_CHARS: Final = 16
 """A parser that reads all of its buffer with each piece takes seconds for PARSER_CHARS."""
 

@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import re
 import subprocess
 from collections.abc import Generator, Sequence
 from functools import cache
@@ -26,8 +27,19 @@ def python_files(*folders: str) -> list[Path]:
 
 
 @cache
+def text(file: Path) -> str:
+    return file.read_text()
+
+
+def files_with(pattern: str | re.Pattern[str], files: Sequence[Path]) -> list[Path]:
+    """Return the files whose text has the pattern somewhere: the others need not be parsed to find what has it."""
+    expression = re.compile(pattern)
+    return [file for file in files if expression.search(text(file))]
+
+
+@cache
 def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(), str(file))
+    return ast.parse(text(file), str(file))
 
 
 @cache
@@ -44,6 +56,7 @@ def shared_trees() -> Generator[None]:
     try:
         yield
     finally:
+        text.cache_clear()
         tree.cache_clear()
         nodes.cache_clear()
         gc.enable()

@@ -14,7 +14,7 @@ from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES, FieldRow
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
 from stack.provider_list import provider_lines
-from tests.support.laws.source_trees import ROOT, nodes, python_files
+from tests.support.laws.source_trees import ROOT, files_with, nodes, python_files
 
 _COMMAND: Final = "`python -m tests.support.sdk.reference_pages` writes this page."
 _APIS = {"CreateChatCompletion": "chat: ", "ChatStreamOptions": "chat: ", "Message": "chat: ", "TextPart": "chat: "}
@@ -138,9 +138,8 @@ def _subclasses(error: type[StackError]) -> Iterator[type[StackError]]:
 def _code_table() -> str:
     """Return the codes that the product gives to errors where it raises them, by status."""
     own = {error.code for error in _subclasses(StackError)}
-    codes = {
-        pair for file in python_files("apis", "providers", "stack") for pair in _codes_in(file) if pair[1] not in own
-    }
+    files = files_with(r"\bcode\s*=", python_files("apis", "providers", "stack"))
+    codes = {pair for file in files for pair in _codes_in(file) if pair[1] not in own}
     lines = ["| status | `code` |", "|---|---|"]
     for status, pairs in groupby(sorted(codes), lambda pair: pair[0]):
         lines.append(f"| {status} | {', '.join(f'`{code}`' for _, code in pairs)} |")
