@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -133,6 +133,15 @@ class Lease:
                 if not even_if_lost:
                     raise
             return not ops or await self._kv.write(ops) is not None
+
+    async def release_with(self, write: Callable[[Delete], Awaitable[bool]]) -> bool:
+        """Release the lease by `write`, which writes the operation that it is called with among its own and returns
+        whether they were written; return that. Raises LeaseLost."""
+        async with self._write_lock:
+            await self._load_version()
+            version, self._version = self._version, None
+            self._is_relinquished = await write(Delete(self.key, version))
+            return self._is_relinquished
 
     async def prepare_release(self) -> Delete:
         """Stop the renewal and return `release_op`, after finding out the version if it is unknown."""

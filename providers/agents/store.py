@@ -12,6 +12,7 @@ from apis.agents.sessions import RequestKey
 from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
 from apis.fair_share import Place
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import Webhooks
 from providers.agents.records import (
@@ -256,6 +257,8 @@ class HeldSession:
     def __init__(self, store: SessionStore, ref: SessionRef, session: Transition | None = None) -> None:
         """`session` is the one that this process writes now, if it does."""
         self.ref = ref
+        self.lease: Lease | None = None
+        """That of the turn: the write after which the turn needs no worker releases it."""
         self._store = store
         self._writers = store.find_writers(ref)
         self._mark = object()
@@ -279,7 +282,8 @@ class HeldSession:
         return await self.load()
 
     async def change(self, edit: Edit) -> Transition | None:
-        """Change the session as `SessionStore.change` does, without reading it where it is as it was written here."""
+        """Change the session as `SessionStore.change` does, without reading it where it is as it was written here.
+        Raises LeaseLost where the change ends the work of a lease that is lost."""
         changed: Transition | None = None
 
         async def attempt() -> bool:
@@ -287,7 +291,7 @@ class HeldSession:
             session, self._session = await self.load(), None
             session.touch()
             if await edit(session):
-                if not await self._store.write(session):
+                if not await self._write(session):
                     return False
                 changed = session
             self._session = session
@@ -298,6 +302,11 @@ class HeldSession:
                 self._session = None
             await repeat_until_true(attempt)
         return changed
+
+    async def _write(self, session: Transition) -> bool:
+        if self.lease is None or self.lease.is_relinquished or session.needs_worker:
+            return await self._store.write(session)
+        return await self.lease.release_with(lambda op: self._store.write(session, more=[op]))
 
 
 def _list_versions(entries: Sequence[Entry | None]) -> list[int | None]:

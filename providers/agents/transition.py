@@ -120,6 +120,12 @@ class Transition:
         return any(isinstance(op, Put) for op in jobs) or any(each.has_work for each in self.subagents.values())
 
     @property
+    def needs_worker(self) -> bool:
+        """True while a worker drives the turn."""
+        turn = self.state.turn
+        return turn is not None and turn.status == "in_progress"
+
+    @property
     def is_working(self) -> bool:
         """True while the session has a turn, or a subagent of it has one, that has not ended."""
         return self.state.turn is not None or any(each.turn_id for each in self.state.subagents.values())

@@ -124,13 +124,14 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         ref = claim.subject
         begun = self._begun.pop(ref, None)
         session = begun or HeldSession(self._store, ref)
+        session.lease = claim.lease
         try:
             is_new = begun is not None
             while await self._drive(session, claim, is_new=is_new):
                 claim.lease.check()
                 is_new = False
-            if not _is_working(await session.load()):  # its job was deleted with the last change
-                await claim.lease.release()
+            if not claim.lease.is_relinquished and not (await session.load()).needs_worker:
+                await claim.lease.release()  # its job is deleted
         except AgentNotFound:
             if self.end_deletion is not None:
                 await self.end_deletion(SessionRef(ref.tenant, ref.id))
@@ -167,15 +168,15 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         if not turn.response_id:
             if not turn.is_cancelling and any(each.kind == "subagent_call" for each in turn.actions):
                 changed = await self._calls.answer_next(holder)
-                return changed is not None and _is_working(changed)
+                return changed is not None and changed.needs_worker
             if not turn.is_cancelling and (why := await self._connect(session)):
                 if why == WAITS:
                     return False
                 changed = await holder.change(TurnFailure("sandbox_error", why))
-                return changed is not None and _is_working(changed)
+                return changed is not None and changed.needs_worker
             chosen = await holder.change(_choose_response)
-            if chosen is None or not _is_working(chosen) or not chosen.turn.response_id:
-                return chosen is not None and _is_working(chosen)
+            if chosen is None or not chosen.needs_worker or not chosen.turn.response_id:
+                return chosen is not None and chosen.needs_worker
             session, turn, is_new = chosen, chosen.turn, True
         response_id = turn.response_id
         if not turn.is_started and (is_new or not await self._exists(response_id, ref)):
@@ -187,7 +188,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         is_whole = final is not None and final["status"] == "completed"
         copies = await self._save(holder, with_outputs=is_whole)
         changed = await holder.change(ResponseEnd(self._store, response_id, final, copies, last))
-        return changed is not None and _is_working(changed)
+        return changed is not None and changed.needs_worker
 
     async def _connect(self, session: Transition) -> str:
         """Return "" if the turn can go on in its environment; else WAITS, or why it never can."""
@@ -260,7 +261,7 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         failure = TurnFailure(code, error["message"], turn.response_id)
         failure.inputs = list_answers(inputs) if answer.status in _POISON_STATUSES else None
         changed = await holder.change(failure)
-        return changed is not None and _is_working(changed)
+        return changed is not None and changed.needs_worker
 
     async def _follow(self, holder: HeldSession, response_id: str, last_event: int) -> "ShownEvents | None":
         """Show the events of the response from the one after `last_event` on, until it ends. Return the last of them,
@@ -300,14 +301,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         return sdk_model_to_python(final)
 
 
-def _is_working(session: Transition) -> bool:
-    turn = session.state.turn
-    return turn is not None and turn.status == "in_progress"
-
-
 async def _remove_job(session: Transition) -> bool:
     """Remove the job of a session whose turn does not work."""
-    if _is_working(session):
+    if session.needs_worker:
         return False
     session.delete(session.ref.job_key)
     return True

@@ -234,7 +234,8 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         self._running: dict[str, tuple[asyncio.Task[None], Claim[SubjectT, RecordT]]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._may_have_more = True
-        """The end of a job is a reason to look for more: the last look has found some, or one was given back."""
+        """The end of a job is a reason to look for more: the last look has found one that no process ran, or one was
+        given back."""
         self._has_waiting = False
         """The last look has left jobs that wait for a place."""
         self.is_stopping = False
@@ -336,11 +337,11 @@ class LeasedJobs(Generic[SubjectT, RecordT]):
         async with aclosing(self._queue.list_waiting()) as jobs:
             async for job in jobs:
                 listed.setdefault(job.tenant, []).append(job)
-        self._may_have_more = bool(listed)
         waiting: dict[str, deque[Job[SubjectT]]] = {}
         for tenant, of_tenant in listed.items():
             leases = await self._kv.get_many([job.lease_key for job in of_tenant])
             waiting[tenant] = deque(job for job, lease in zip(of_tenant, leases, strict=True) if lease is None)
+        self._may_have_more = any(waiting.values())
         return waiting
 
     async def _claim_in_turns(self, waiting: dict[str, deque[Job[SubjectT]]]) -> None:

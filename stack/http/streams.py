@@ -243,7 +243,10 @@ class _OpenStream(Sink[Any]):
             await (self._send_at_once if is_first_output else self.send)(self._response.frame(batch))
 
     def _holds_large_answer(self, batch: Sequence[Any]) -> bool:
-        """Return true for the last events of a large answer or item, which hold all of it."""
+        """Return true for a large batch of a log, and for the last events of a large answer or item, which hold all of
+        it."""
+        if all(isinstance(event, LoggedEvent) for event in batch):
+            return sum(len(event.data) for event in batch) > _LARGE_BYTES
         is_large = self._record.sent_bytes > _LARGE_BYTES and (self._response.creates_response or self.is_log)
         return is_large and any(event.type not in FLAT_EVENTS for event in batch)
 

@@ -35,6 +35,10 @@ agents: {{provider: kv}}
 """
 
 
+def _build_input(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "input_text", "text": text}]}]
+
+
 class Turns:
     """A served stack, to which turns are sent."""
 
@@ -90,8 +94,7 @@ class Turns:
     async def run_turn(self, session_id: str, text: str) -> None:
         """Run a turn, and read its events until the session rests."""
         path = f"/agents/sessions/{session_id}/events"
-        content = [{"type": "input_text", "text": text}]
-        event = {"type": "agent.session.input.message", "input": [{"role": "user", "content": content}]}
+        event = {"type": "agent.session.input.message", "input": _build_input(text)}
         events = self.streams.get(session_id)
         if events is None:
             events = self.streams[session_id] = await self.http.get(f"{self.url}{path}", headers=HEADERS)
@@ -102,7 +105,7 @@ class Turns:
                 return
 
     async def run_response(self, conversation_id: str, text: str) -> None:
-        body = {"model": "fake-model", "input": text, "conversation": conversation_id}
+        body = {"model": "fake-model", "input": _build_input(text), "conversation": conversation_id}
         body |= {"background": True, "stream": True}
         async with self.http.post(f"{self.url}/responses", json=body) as answer:
             assert b"event: response.completed" in await answer.read()

@@ -4,7 +4,7 @@
 
 The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer; with ` call` after it, the answer ends with a call of
 the function `look_up`. Its own cost is small compared with what is measured.
-`GET /counts` returns the number of answers it has sent and their tokens.
+`GET /counts` returns the number of answers it has sent and their tokens, and `GET /v1/models` its model.
 """
 
 import asyncio
@@ -57,10 +57,15 @@ class _Counts:
         self.output_tokens += tokens
 
     def encode(self) -> bytes:
-        body = json.dumps(asdict(self)).encode()
-        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        return _encode_answer(asdict(self))
 
 
+def _encode_answer(value: object) -> bytes:
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+MODELS = {"object": "list", "data": [{"id": "fake-model", "object": "model", "created": 1, "owned_by": "bench"}]}
 counts = _Counts()
 
 
@@ -68,8 +73,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"GET /counts "):
-                writer.write(counts.encode())
+            if head.startswith((b"GET /counts ", b"GET /v1/models ")):
+                writer.write(counts.encode() if b"/counts" in head else _encode_answer(MODELS))
                 continue
             length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
             body = await reader.readexactly(int(length[1])) if length else b""

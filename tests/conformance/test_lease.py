@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -167,6 +168,36 @@ async def test_a_write_whose_own_condition_does_not_hold_changes_nothing_and_kee
     assert not await holders.first.release([Put("x", b"", expect=7)])
     assert await holders.second.acquire() is None
     assert await holders.first.write()
+    assert await holders.value("x") is None
+
+
+async def test_a_lease_is_released_by_a_write_of_its_holder_and_kept_where_that_does_not_hold(holders: Holders) -> None:
+    lease, store = holders.first, holders.lossy
+
+    async def write(release: Delete, expect: int | None = None) -> bool:
+        return await store.write([Put("x", b"released", expect=expect), release]) is not None
+
+    await lease.acquire()
+    assert not await lease.release_with(partial(write, expect=7))
+    assert not lease.is_relinquished
+    assert await holders.second.acquire() is None
+    assert await lease.release_with(write)
+    assert lease.is_relinquished
+    assert await holders.second.acquire() is not None
+    assert await holders.value("x") == b"released"
+
+
+async def test_a_holder_that_lost_its_lease_releases_nothing(holders: Holders) -> None:
+    async def write(release: Delete) -> bool:
+        return await holders.lossy.write([Put("x", b""), release]) is not None
+
+    await holders.first.acquire()
+    await holders.elapse(1.1)
+    assert await holders.second.acquire() is not None
+    assert not await holders.first.release_with(write)  # its version was that of the lost lease
+    with pytest.raises(LeaseLost):
+        await holders.first.release_with(write)
+    assert await holders.second.write()
     assert await holders.value("x") is None
 
 

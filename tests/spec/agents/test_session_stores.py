@@ -310,5 +310,5 @@ async def test_a_turn_calls_the_store_some_times_more_than_its_response() -> Non
     own_writes, own_reads = (min(each) for each in zip(*responses, strict=True))
     assert own_writes <= 4
     assert own_reads <= 9
-    assert writes <= own_writes + 4
+    assert writes <= own_writes + 3
     assert reads <= own_reads + 6
