@@ -45,16 +45,18 @@ def _decoder(record_type: type) -> "msgspec.json.Decoder[Any]":
 
 
 async def scan_all(
-    kv: KVStore, prefix: str, *, after: str = "", page_size: int = 1000
+    kv: KVStore, prefix: str, *, after: str = "", before: str = "", reverse: bool = False, page_size: int = 1000
 ) -> AsyncGenerator[tuple[str, Entry]]:
-    """Yield all entries after the key `after` whose key begins with `prefix`, ordered by key, read in pages."""
-    last_key, has_more = after, True
+    """Yield all entries whose key begins with `prefix`, ordered by key, read in pages. `after`, `before` and `reverse`
+    are those of `KVStore.scan`."""
+    has_more = True
     while has_more:
-        rows = await kv.scan(prefix, after=last_key, limit=page_size, max_bytes=PAGE_BYTES)
+        rows = await kv.scan(prefix, after=after, before=before, limit=page_size, reverse=reverse, max_bytes=PAGE_BYTES)
         has_more = len(rows) == page_size or sum(entry.max_stored_bytes for _, entry in rows) > PAGE_BYTES
         for row in rows:
             yield row
-            last_key = row[0]
+        if rows:
+            after, before = (after, rows[-1][0]) if reverse else (rows[-1][0], before)
 
 
 async def scan_groups(kv: KVStore, prefix: str, *, limit: int) -> AsyncGenerator[tuple[str, list[tuple[str, Entry]]]]:

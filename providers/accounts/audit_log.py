@@ -9,13 +9,12 @@ from apis.accounts.audit import CURRENT_ACTOR, AuditEvent, AuditLogQuery, AuditR
 from apis.accounts.directory import Project
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, KVStore, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import encode_record
 from providers.accounts.records import audit_key
-from providers.common.state.scan import list_records
+from providers.common.state.scan import first_matches, scan_records
 
 _ID_PREFIX: Final = "audit_log-"
-_PAGE_ROWS: Final = 500
 _MAX_CLOCK_SKEW_S: Final = 3600
 """Seconds by which the time in a record's id may differ from the bounds of a query that skips by ids."""
 
@@ -51,25 +50,10 @@ class StoredAuditLog:
         directly before it in this order. Raises StoreUnavailable."""
         is_backward = query.before is not None and query.after is None
         older_than, newer_than = _bounds(query)
-        records: list[AuditRecord] = []
-        while len(records) <= query.limit:
-            stored = await list_records(
-                self._kv,
-                audit_key(""),
-                AuditRecord,
-                limit=_PAGE_ROWS,
-                after=newer_than,
-                before=older_than,
-                reverse=not is_backward,
-            )
-            if not stored:
-                break
-            records += [row.record for row in stored if query.admits(row.record)]
-            if is_backward:
-                newer_than = stored[-1].key
-            else:
-                older_than = stored[-1].key
-        page = first_page(records, query.limit)
+        rows = scan_records(
+            self._kv, audit_key(""), AuditRecord, after=newer_than, before=older_than, reverse=not is_backward
+        )
+        page = (await first_matches(rows, query.limit, query.admits)).map(lambda row: row.record)
         return Page([*reversed(page.data)], page.has_more) if is_backward else page
 
 

@@ -22,7 +22,7 @@ from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest, NotFound, StorageCorrupt
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.records import (
@@ -36,7 +36,7 @@ from providers.accounts.records import (
     stored_key_key,
 )
 from providers.common.state.change import change, write_prepared
-from providers.common.state.scan import list_page, list_records, scan_records, skipping_damaged
+from providers.common.state.scan import first_matches, list_page, scan_records, skipping_damaged
 
 _PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _SECRET_BYTES: Final = 32
@@ -77,15 +77,10 @@ class StoredDirectory:
 
     async def list_projects(self, page: ProjectPage) -> Page[Project]:
         """Return a page of the projects, oldest first."""
-        projects: list[Project] = []
         prefix, last_key = project_key(""), project_key(record_id(page.after)) if page.after else ""
-        while len(projects) <= page.limit:
-            stored = await list_records(self._kv, prefix, Project, limit=100, after=last_key)
-            if not stored:
-                break
-            last_key = stored[-1].key
-            projects += [row.record for row in stored if page.include_archived or row.record.archived_at is None]
-        return first_page(projects, page.limit)
+        rows = scan_records(self._kv, prefix, Project, after=last_key, page_size=100)
+        projects = await first_matches(rows, page.limit, lambda each: page.include_archived or each.archived_at is None)
+        return projects.map(lambda row: row.record)
 
     async def list_project_ids(self) -> Sequence[str]:
         """Return the ids of all projects, also of archived ones, oldest first."""

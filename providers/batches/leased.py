@@ -15,7 +15,7 @@ from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, KVStore, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import encode_record
 from apis.webhooks import Webhooks
 from apis.wire.completion_window import window_to_seconds
@@ -32,7 +32,7 @@ from providers.batches.records import (
 from providers.batches.validation import BLOCK_LINES
 from providers.batches.workers import BatchWorkers, WorkerSettings
 from providers.common.jobs import JobRecord
-from providers.common.state.scan import list_records
+from providers.common.state.scan import list_page
 from providers.common.state.worker_signs import WorkerSign
 
 _CONTROL_PLACES: Final = 2
@@ -178,11 +178,9 @@ class LeasedBatches(Provider):
         """List the tenant's batches, newest first."""
         prefix = f"{tenant}/batch/"
         before = f"{prefix}{_parse_ref(params.after, tenant, param='after').id}" if params.after else ""
-        rows = await list_records(self._kv, prefix, BatchState, before=before, limit=params.limit + 1, reverse=True)
-        batches = [
-            await self._to_wire(BatchRef(tenant, stored.key.removeprefix(prefix)), stored.record) for stored in rows
-        ]
-        return first_page(batches, params.limit)
+        page = await list_page(self._kv, prefix, BatchState, before, order="desc", limit=params.limit)
+        batches = [await self._to_wire(BatchRef(tenant, row.key.removeprefix(prefix)), row.record) for row in page.data]
+        return Page(batches, page.has_more)
 
     async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
         """Begin to cancel the batch; finished lines stay. Raises NotFound; InvalidRequest for one that has ended."""

@@ -16,11 +16,11 @@ from apis.documents.files import CreateFile, FileCommit, FileListParams, Files, 
 from apis.errors import InvalidRequest, PayloadTooLarge, StorageCorrupt
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record
 from providers.common.state.blobs import ABANDONED, BlobBytes, new_blob
 from providers.common.state.change import write_prepared
-from providers.common.state.scan import list_records, scan_records, skipping_damaged
+from providers.common.state.scan import first_matches, scan_records, skipping_damaged
 from providers.files.records import (
     FILE_ID,
     PENDING_PREFIX,
@@ -184,27 +184,19 @@ class RecordedFiles(Files, ABC):
         after = params.after or ""
         if after and not FILE_ID.fullmatch(after):
             raise InvalidRequest("There is no file with this id.", param="after", code="invalid_value")
-        last = record_key(tenant, after) if after else ""
-        reverse = params.order == "desc"
-        row_count = params.limit + 1 if params.purpose is None else _FILTERED_ROWS
-        files: list[FileObject] = []
-        while True:
-            after, before = ("", last) if reverse else (last, "")
-            rows = await list_records(
-                self.kv,
-                record_key(tenant, ""),
-                UploadRecord,
-                limit=row_count,
-                after=after,
-                before=before,
-                reverse=reverse,
-            )
-            for key, record, _ in rows:
-                if params.purpose is None or record.purpose == params.purpose:
-                    files.append(record_to_file(key.rpartition("/")[2], record))
-            if len(files) > params.limit or len(rows) < row_count:
-                return first_page(files, params.limit)
-            last = rows[-1].key
+        prefix, cursor = record_key(tenant, ""), record_key(tenant, after) if after else ""
+        is_reversed = params.order == "desc"
+        rows = scan_records(
+            self.kv,
+            prefix,
+            UploadRecord,
+            after="" if is_reversed else cursor,
+            before=cursor if is_reversed else "",
+            reverse=is_reversed,
+            page_size=params.limit + 1 if params.purpose is None else _FILTERED_ROWS,
+        )
+        page = await first_matches(rows, params.limit, lambda record: params.purpose in (None, record.purpose))
+        return page.map(lambda row: record_to_file(row.key.removeprefix(prefix), row.record))
 
     async def content(self, file_id: str, *, tenant: str) -> AsyncGenerator[bytes]:
         record, _ = await self.load(file_id, tenant)

@@ -18,7 +18,7 @@ from apis.vaults.requests import (
     VaultListParams,
 )
 from providers.common.state.change import change, change_existing, write_prepared
-from providers.common.state.scan import list_records, read_page, report_damaged, skipping_damaged
+from providers.common.state.scan import read_page, report_damaged, scan_records, skipping_damaged
 from providers.common.state.tenant_records import TenantRecords
 from providers.vaults.auth import rotate_auth, split_auth
 from providers.vaults.records import (
@@ -167,8 +167,8 @@ class StoredCredentials:
     async def list_stored(self, vault_id: str, tenant: str) -> list[tuple[CredentialRef, CredentialRecord]]:
         """Return the readable credentials of a vault, oldest first."""
         prefix = credential_prefix(tenant, vault_id)
-        rows = await list_records(self.kv, prefix, CredentialRecord, limit=self._max_credentials)
-        return [(CredentialRef(tenant, vault_id, row.key.removeprefix(prefix)), row.record) for row in rows]
+        rows = scan_records(self.kv, prefix, CredentialRecord)
+        return [(CredentialRef(tenant, vault_id, row.key.removeprefix(prefix)), row.record) async for row in rows]
 
     def unseal(self, ref: CredentialRef, record: CredentialRecord) -> Secrets:
         """Return the secrets of a credential. Raises ToolFailed, and reports it to the operator, where they cannot be

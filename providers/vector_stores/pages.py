@@ -1,13 +1,12 @@
 """Pages of the vector stores of a tenant, and of the files of one, in the order in which they were added."""
 
-from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from apis.documents.vector_stores import VectorStoreFileListParams, VectorStoreListParams
 from apis.storage.keys import record_id
 from apis.storage.kv_store import KVStore
 from apis.storage.pages import Page, first_page
-from providers.common.state.scan import StoredRecord, decode_or_skip, list_records
+from providers.common.state.scan import StoredRecord, decode_or_skip, first_matches, scan_records
 from providers.vector_stores.records import (
     FileRecord,
     FileRef,
@@ -28,10 +27,10 @@ async def read_store_page(kv: KVStore, tenant: str, params: VectorStoreListParam
     the last ones before `params.before` where only that is set. A cursor that is no store is ignored."""
     after, before = [await _find_store_key(kv, tenant, cursor) for cursor in (params.after, params.before)]
     low, high, is_reverse = _bounds(params, after, before)
-    rows = await list_records(
-        kv, store_key(tenant, ""), StoreRecord, limit=params.limit + 1, after=low, before=high, reverse=is_reverse
+    rows = scan_records(
+        kv, store_key(tenant, ""), StoreRecord, after=low, before=high, reverse=is_reverse, page_size=params.limit + 1
     )
-    return _page(params, rows, before)
+    return _in_order(params, await first_matches(rows, params.limit), before)
 
 
 async def read_file_page(
@@ -60,7 +59,7 @@ async def read_file_page(
                 continue
             if params.filter in (None, record.status):
                 files.append((file_id, record))
-    return _page(params, files, before)
+    return _in_order(params, first_page(files, params.limit), before)
 
 
 def _bounds(params: VectorStoreListParams, after: str, before: str) -> tuple[str, str, bool]:
@@ -70,8 +69,7 @@ def _bounds(params: VectorStoreListParams, after: str, before: str) -> tuple[str
     return low, high, is_descending != _ends_at(params, before)
 
 
-def _page(params: VectorStoreListParams, rows: Sequence[RowT], before: str) -> Page[RowT]:
-    page = first_page(rows, params.limit)
+def _in_order(params: VectorStoreListParams, page: Page[RowT], before: str) -> Page[RowT]:
     return Page(page.data[::-1], page.has_more) if _ends_at(params, before) else page
 
 

@@ -20,7 +20,7 @@ from apis.errors import InvalidRequest, NotFound, RateLimited
 from apis.fair_share import FairShare
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key
 from apis.storage.kv_store import Entry, KVStore
-from apis.storage.pages import Page, first_page
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import (
     OLD_SECRET_LIFE_S,
@@ -30,7 +30,7 @@ from apis.webhooks import (
     WebhookEndpointPage,
     check_event_types,
 )
-from providers.common.state.scan import list_records, skipping_damaged
+from providers.common.state.scan import list_page, skipping_damaged
 from providers.common.state.tenant_records import TenantRecords
 from providers.webhooks.receivers import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
 from providers.webhooks.sending import post_event
@@ -114,8 +114,8 @@ class StoredWebhookEndpoints:
         """Return a page of the tenant's endpoints, newest first."""
         prefix = self._records.key(tenant, "")
         before = self._records.key(tenant, page.after) if page.after else ""
-        rows = await list_records(self._kv, prefix, EndpointRecord, limit=page.limit + 1, before=before, reverse=True)
-        return first_page([_summarize(row.record) for row in rows], page.limit)
+        rows = await list_page(self._kv, prefix, EndpointRecord, before, order="desc", limit=page.limit)
+        return rows.map(lambda row: _summarize(row.record))
 
     async def update(self, endpoint_id: str, update: UpdateWebhookEndpoint, *, tenant: str) -> WebhookEndpoint:
         """Change the endpoint; events that wait for it go to its new URL. Raises InvalidRequest as `create`."""

@@ -4,7 +4,7 @@ All code that reads many records decodes them here. A request for one record dec
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,7 +16,7 @@ import msgspec
 from apis.errors import StackError, StorageCorrupt
 from apis.storage.keys import record_id
 from apis.storage.kv_store import STORED_OVERHEAD_BYTES, Entry, KVStore
-from apis.storage.pages import Page
+from apis.storage.pages import Page, first_page
 from apis.storage.records import PAGE_BYTES, decode_record, scan_all
 from apis.wire.base import ListParams
 from providers.common.counters import DAMAGED_RECORDS
@@ -41,41 +41,45 @@ class StoredRecord(NamedTuple, Generic[RecordT]):
 
 
 async def scan_records(
-    kv: KVStore, prefix: str, record_type: type[RecordT], *, page_size: int = 1000
+    kv: KVStore,
+    prefix: str,
+    record_type: type[RecordT],
+    *,
+    after: str = "",
+    before: str = "",
+    reverse: bool = False,
+    page_size: int = 1000,
 ) -> AsyncGenerator[StoredRecord[RecordT]]:
-    """Yield the readable records whose keys begin with `prefix`, ordered by key, read in pages."""
-    async with aclosing(scan_all(kv, prefix, page_size=page_size)) as rows:
+    """Yield the readable records of `scan_all`."""
+    rows = scan_all(kv, prefix, after=after, before=before, reverse=reverse, page_size=page_size)
+    async with aclosing(rows):
         async for key, entry in rows:
             record = decode_or_skip(kv, key, entry, record_type)
             if record is not None:
                 yield StoredRecord(key, record, entry.version)
 
 
+async def first_matches(
+    rows: AsyncGenerator[StoredRecord[RecordT]], limit: int, accepts: Callable[[RecordT], bool] | None = None
+) -> Page[StoredRecord[RecordT]]:
+    """Return the first `limit` rows of a scan whose records `accepts` lets pass, and close the scan."""
+    matches: list[StoredRecord[RecordT]] = []
+    async with aclosing(rows):
+        async for row in rows:
+            if accepts is None or accepts(row.record):
+                matches.append(row)
+            if len(matches) > limit:
+                break
+    return first_page(matches, limit)
+
+
 async def list_records(
-    kv: KVStore,
-    prefix: str,
-    record_type: type[RecordT],
-    *,
-    limit: int,
-    after: str = "",
-    before: str = "",
-    reverse: bool = False,
-) -> list[StoredRecord[RecordT]]:
-    """Return the first `limit` readable records, in one read of the store where none is damaged. `after`, `before` and
-    `reverse` are those of `KVStore.scan`."""
-    records: list[StoredRecord[RecordT]] = []
-    while True:
-        rows = await kv.scan(prefix, after=after, before=before, limit=limit, reverse=reverse)
-        for key, entry in rows:
-            record = decode_or_skip(kv, key, entry, record_type)
-            if record is not None:
-                records.append(StoredRecord(key, record, entry.version))
-        if len(records) >= limit or len(rows) < limit:
-            return records[:limit]
-        if reverse:
-            before = rows[-1][0]
-        else:
-            after = rows[-1][0]
+    kv: KVStore, prefix: str, record_type: type[RecordT], *, limit: int, after: str = ""
+) -> Sequence[StoredRecord[RecordT]]:
+    """Return the first `limit` readable records after the key `after`, in one read of the store where none is
+    damaged."""
+    rows = scan_records(kv, prefix, record_type, after=after, page_size=limit + 1)
+    return (await first_matches(rows, limit)).data
 
 
 async def list_page(

@@ -13,7 +13,14 @@ from apis.storage.kv_store import KVStore
 from apis.storage.pages import Page
 from apis.storage.records import PAGE_BYTES, decode_record, encode_record
 from providers.common.counters import DAMAGED_RECORDS
-from providers.common.state.scan import StoredRecord, list_matching, list_page, list_records, scan_records
+from providers.common.state.scan import (
+    StoredRecord,
+    first_matches,
+    list_matching,
+    list_page,
+    list_records,
+    scan_records,
+)
 from providers.kv_store.sqlite import SQLite
 from tests.support.damage import DAMAGES, damage_record
 
@@ -68,12 +75,17 @@ async def test_a_page_is_full_although_records_in_it_are_damaged(
     for key in keys[1:4]:
         damage_record(tmp_path / "store.db", key, "junk")
     good = [key for key in keys if key not in keys[1:4]]
-    records = await list_records(store, "t/fruit/", Fruit, limit=3, reverse=is_reversed)
+    rows = scan_records(store, "t/fruit/", Fruit, reverse=is_reversed, page_size=4)
+    page = await first_matches(rows, 3)
+    records = page.data
+    assert page.has_more
     assert [stored.key for stored in records] == ([*reversed(good)] if is_reversed else good)[:3]
     assert [stored.record.name for stored in records] == [stored.key for stored in records]
     cursors = {"before": good[2]} if is_reversed else {"after": good[0]}
-    records = await list_records(store, "t/fruit/", Fruit, limit=9, reverse=is_reversed, **cursors)
-    assert [stored.key for stored in records] == ([good[1], good[0]] if is_reversed else good[1:])
+    rows = scan_records(store, "t/fruit/", Fruit, reverse=is_reversed, page_size=2, **cursors)
+    page = await first_matches(rows, 9)
+    assert not page.has_more
+    assert [stored.key for stored in page.data] == ([good[1], good[0]] if is_reversed else good[1:])
 
 
 async def test_a_scan_reads_a_table_without_damage_in_one_read(store: KVStore, keys: list[str]) -> None:
