@@ -101,9 +101,9 @@ class LoopSession(Session):
             )
         pending, view = pending.charged_to(charge), self._views.of_create(request)
 
-        def keep(response: Response) -> None:
+        async def keep(response: Response) -> None:
             if request.store is False:
-                self._session_history.put(pending, response, stream_id)
+                await self._session_history.put(pending, response, stream_id)
 
         if not generate or request.is_prewarm:
             await self._runner.run_input_only(pending, sink, view, keep)
@@ -118,9 +118,9 @@ class LoopSession(Session):
         end_after_turn = pending.agent_loop.end_after_turn
         mailbox = OpenMailbox(self._mailboxes, request, (self._tenant, response_id), end_after_turn)
 
-        def keep_end(response: Response) -> None:
+        async def keep_end(response: Response) -> None:
             ended.append(response)
-            keep(response)
+            await keep(response)
 
         self._own_mailboxes[response_id] = mailbox
         try:
@@ -238,14 +238,14 @@ class SessionHistory(HistorySource):
         stored = {item_id: param for item_id, param in params_by_id.items() if item_id in missing}
         return found_items | await self._history.find_items(stored, tenant=tenant, allowance=allowance)
 
-    def put(self, pending: PendingResponse, response: Response, stream_id: str) -> None:
+    async def put(self, pending: PendingResponse, response: Response, stream_id: str) -> None:
         """Cache a response in place of the one that it follows; that one stays where it belongs to another stream."""
         if response.previous_response_id is not None:
             self.forget(response.previous_response_id, stream_id)
         turn = StoredTurn(
             response.id,
             time.time(),
-            msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
+            msgspec.Raw(await pending.conversation.store_input_items(pending.ids)),
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
             traceparent=agent_traceparent() or msgspec.UNSET,

@@ -5,7 +5,6 @@ Its window is the part that a model still reads, after compaction.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,8 +17,8 @@ from apis.wire.base import Wire, value_to_kept_json
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.item_types import ITEM_TYPES
 from apis.wire.items import AssistantMessage, CompactionItem, InputMessage, Item, ReasoningItem
-from providers.common.fair_turns import FEW_VALUES, do_in_turns, end_pass
-from providers.responses.context.messages import ItemReader, items_to_messages
+from providers.common.fair_turns import do_in_turns, end_pass
+from providers.responses.context.messages import ItemReader
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.item_index import ItemIndex
@@ -116,11 +115,6 @@ class Conversation(msgspec.Struct, frozen=True):
     """Root of the response's chain; empty where nothing can continue the response."""
 
     @property
-    def _is_short(self) -> bool:
-        """It takes less to read than to be cut into pieces."""
-        return len(self.history.items) + len(self.input_items) <= FEW_VALUES
-
-    @property
     def items(self) -> Sequence[Item]:
         """All items before the response."""
         return [*self.history.items, *self.input_items]
@@ -129,31 +123,23 @@ class Conversation(msgspec.Struct, frozen=True):
         self, progress: ResponseProgress = _NO_PROGRESS, *, supports_namespaces: bool = False
     ) -> list[Message]:
         """Return the conversation as the model reads it, with the output of the running response at its end."""
-        render = partial(self._render, progress.tool_results, supports_namespaces=supports_namespaces)
         window = self.window(progress)
-        recent = render(window.recent_items, compacted_items=window.earlier_items)
-        messages = window.messages(recent, render)
-        if self.instructions:
-            messages.insert(0, Message(role="developer", content=self.instructions))
-        return messages
+        reader = self._open_reader(progress.tool_results, window.earlier_items, supports_namespaces=supports_namespaces)
+        return self._join(window, reader.read_all(window.recent_items))
 
     async def read_messages(self, *, supports_namespaces: bool = False) -> list[Message]:
         """Return what `messages` returns before the response; a long conversation is read at turns of the tenant."""
-        if self._is_short:
-            return self.messages(supports_namespaces=supports_namespaces)
         window = self.window()
         await end_pass(window.recent_items)
-        reader = ItemReader(
-            self.tool_results,
-            supports_namespaces=supports_namespaces,
-            attachments=self.attachments,
-            sees_images=self.sees_images,
-            compacted_items=window.earlier_items,
-        )
+        reader = self._open_reader({}, window.earlier_items, supports_namespaces=supports_namespaces)
         await do_in_turns(window.recent_items, reader.read, ITEM_WORK)
-        render = partial(self._render, {}, supports_namespaces=supports_namespaces)
-        messages = window.messages(reader.finish(), render)
+        messages = self._join(window, reader.finish())
         await end_pass(messages)
+        return messages
+
+    def _join(self, window: ContextWindow, recent: list[Message]) -> list[Message]:
+        """Return all messages of a window, of whose recent items these are the messages."""
+        messages = window.messages(recent, self.render_items)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
@@ -172,18 +158,16 @@ class Conversation(msgspec.Struct, frozen=True):
 
     def render_items(self, items: Sequence[Item | ToolResultRecord]) -> list[Message]:
         """Return some of the conversation's items, by themselves, as messages."""
-        return self._render({}, items)
+        return self._open_reader({}, None).read_all(items)
 
-    def _render(
+    def _open_reader(
         self,
         tool_results: Mapping[str, ToolResultRecord],
-        items: Sequence[Item | ToolResultRecord],
+        compacted_items: Sequence[Item | ToolResultRecord] | None,
         *,
         supports_namespaces: bool = False,
-        compacted_items: Sequence[Item | ToolResultRecord] | None = None,
-    ) -> list[Message]:
-        return items_to_messages(
-            items,
+    ) -> ItemReader:
+        return ItemReader(
             {**self.tool_results, **tool_results} if tool_results else self.tool_results,
             supports_namespaces=supports_namespaces,
             attachments=self.attachments,
@@ -202,16 +186,11 @@ class Conversation(msgspec.Struct, frozen=True):
         }
 
     async def store_input_items(self, ids: ResponseIds) -> bytes:
-        """Return what `input_items_to_json` returns; many items are written at turns of the tenant."""
-        if self._is_short:
-            return self.input_items_to_json(ids)
+        """Return the request's items as a JSON array, as they are stored and listed, each with an id and a type; many
+        items are written at turns of the tenant."""
         stored: list[dict[str, Any]] = []
         await do_in_turns(self.input_items, lambda item: stored.append(stored_item(item, ids)), ITEM_WORK)
         return value_to_kept_json(stored)
-
-    def input_items_to_json(self, ids: ResponseIds) -> bytes:
-        """Return the request's items as a JSON array, as they are stored and listed, each with an id and a type."""
-        return value_to_kept_json([stored_item(item, ids) for item in self.input_items])
 
 
 def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:

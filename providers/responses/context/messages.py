@@ -68,37 +68,9 @@ _LATE_OUTPUT: Final = "[The output of the call {call}, which ran meanwhile.]"
 _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
-def items_to_messages(
-    items: Iterable[Item | ToolResultRecord],
-    tool_results: Mapping[str, ToolResultRecord],
-    *,
-    supports_namespaces: bool = False,
-    attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
-    sees_images: bool = False,
-    compacted_items: Sequence[Item | ToolResultRecord] | None = None,
-) -> list[Message]:
-    """Return the messages of a conversation. `tool_results` are the results of hosted calls, by item id; a
-    ToolResultRecord among the items is a call without an item. `attachments` are the items' files, as the model reads
-    them; with `sees_images` it also sees the images that image models generated. `compacted_items` are those that a
-    compaction before the items replaces, as far as they are known; None without a compaction.
-
-    Raises InvalidRequest where a call has no output or an output no call.
-    """
-    reader = ItemReader(
-        tool_results,
-        supports_namespaces=supports_namespaces,
-        attachments=attachments,
-        sees_images=sees_images,
-        compacted_items=compacted_items,
-    )
-    for item in items:
-        reader.read(item)
-    return reader.finish()
-
-
 class ItemReader:
-    """Reads the items of a conversation one by one, in order; the arguments are those of `items_to_messages`. It holds
-    the finished messages, and the assistant message that items are being added to."""
+    """Reads the items of a conversation one by one, in order. It holds the finished messages, and the assistant message
+    that items are being added to."""
 
     def __init__(
         self,
@@ -109,6 +81,10 @@ class ItemReader:
         sees_images: bool = False,
         compacted_items: Sequence[Item | ToolResultRecord] | None = None,
     ) -> None:
+        """`tool_results` are the results of hosted calls, by item id; a ToolResultRecord among the items is a call
+        without an item. `attachments` are the items' files, as the model reads them; with `sees_images` it also sees
+        the images that image models generated. `compacted_items` are those that a compaction before the items replaces,
+        as far as they are known; None without a compaction."""
         self._compacted_items = compacted_items
         self._compacted_calls: dict[str, str] | None = None
         """The names of the tools that the replaced calls without an output call, by call id, once they are needed."""
@@ -142,6 +118,12 @@ class ItemReader:
         self._tool_messages: list[Message] = []
         self._turn: ModelTurn | None = None
 
+    def read_all(self, items: Iterable[Item | ToolResultRecord]) -> list[Message]:
+        """Return the messages of all items. Raises InvalidRequest where a call has no output or an output no call."""
+        for item in items:
+            self.read(item)
+        return self.finish()
+
     def read(self, item: Item | ToolResultRecord) -> None:
         """Add the next item. Raises InvalidRequest for an output without its call."""
         read = self.READERS.get(type(item))  # a `match` asks pydantic for one type after the other
@@ -152,7 +134,8 @@ class ItemReader:
 
     def finish(self) -> list[Message]:
         """Return the messages. Raises InvalidRequest for a call without an output."""
-        self._leave_async_calls()
+        if self._async_calls:
+            self._leave_async_calls()
         if self._unanswered_call_ids:
             missing = next(iter(self._unanswered_call_ids))
             raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
@@ -176,7 +159,8 @@ class ItemReader:
             self._begin_message()
 
     def _read_message(self, item: InputMessage) -> None:
-        self._leave_async_calls()
+        if self._async_calls:
+            self._leave_async_calls()
         self._add_message(_build_message(role=item.role, content=_content_to_chat(item.content, self._attachments)))
 
     def _add_message(self, message: Message) -> None:

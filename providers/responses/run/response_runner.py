@@ -35,11 +35,7 @@ _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their runs were cancelled."""
 
 
-Keep = Callable[[Response], None]
-
-
-def _keep_nothing(_: Response) -> None:
-    return
+Keep = Callable[[Response], Awaitable[None]]
 
 
 class ResponseRunner:
@@ -62,7 +58,7 @@ class ResponseRunner:
             await asyncio.wait(self._store_tasks, timeout=_CLOSE_TIMEOUT_S)
 
     async def run(
-        self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep = _keep_nothing
+        self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep | None = None
     ) -> None:
         """Generate a response and put its events into `sink`, as `view` shows them. Before the last one `keep` is
         called with the final object. A failure after the first event puts `response.failed` and is then raised; a run
@@ -74,7 +70,7 @@ class ResponseRunner:
             await self._run(pending, live, keep)
 
     async def run_input_only(
-        self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep = _keep_nothing
+        self, pending: PendingResponse, sink: Sink[ResponseStreamEvent], view: ItemView, keep: Keep | None = None
     ) -> None:
         """Put the events of a response that only holds its input, once the model's engine has cached the prompt if it
         can. Its usage has the prompt's tokens. The arguments are those of `run`."""
@@ -85,7 +81,8 @@ class ResponseRunner:
                 pending.agent_loop.state.usage = await self.run_in_time(pending.prefill(pending.agent_loop.chat))
             final = pending.build_final_response()
             await pending.store(final, self._history)
-        keep(final)
+        if keep is not None:
+            await keep(final)
         await live.end([*first_events(initial), terminal_event(final)])
 
     async def run_in_time(self, work: Awaitable[ResultT]) -> ResultT:
@@ -93,7 +90,7 @@ class ResponseRunner:
         async with time_limit(self._timeout_s, _TIMEOUT_SETTING):
             return await work
 
-    async def _run(self, pending: PendingResponse, live: LiveEvents, keep: Keep) -> None:
+    async def _run(self, pending: PendingResponse, live: LiveEvents, keep: Keep | None) -> None:
         pending.output.has_readers = pending.request.stream is True
         span, error = ResponseSpan(pending), None
         live.open(
@@ -107,7 +104,8 @@ class ResponseRunner:
             final = pending.build_final_response()
             await pending.store(final, self._history)
             span.describe(final)
-            keep(final)
+            if keep is not None:
+                await keep(final)
             await live.end([terminal_event(final)])
         except asyncio.CancelledError as exc:
             span.fail(exc)

@@ -53,7 +53,7 @@ async def save(
     shaped = begun.model_validate({**begun.model_dump(), "output": output})
     final = end_response(begun, "completed", shaped.output, Usage())
     await history.save(
-        FinishedResponse(final, conversation.input_items_to_json(ids), results or {}),
+        FinishedResponse(final, await conversation.store_input_items(ids), results or {}),
         tenant=TENANT,
         history=conversation.history,
     )
@@ -102,7 +102,7 @@ async def test_a_search_sent_back_as_item_or_reference_reaches_the_model_with_it
     conversation = await read(history, "a")
     results = {item_id: ToolResultRecord("c1", "web_search", '{"query":"q"}', "[1] A page")}
     await history.save(
-        FinishedResponse(shaped, conversation.input_items_to_json(ids), results),
+        FinishedResponse(shaped, await conversation.store_input_items(ids), results),
         tenant=TENANT,
         history=conversation.history,
     )
@@ -173,8 +173,8 @@ async def test_items_are_kept_as_they_came_with_an_id(
     history: History, item: dict[str, Any], stored_item: dict[str, Any]
 ) -> None:
     conversation = await read(history, [item])
-    [first] = orjson.loads(conversation.input_items_to_json(ResponseIds()))
+    [first] = orjson.loads(await conversation.store_input_items(ResponseIds()))
     assert response_id_of(first.pop("id")) is not None
     assert first == stored_item
-    [second] = orjson.loads((await read(history, [{**item, "id": "mine"}])).input_items_to_json(ResponseIds()))
+    [second] = orjson.loads(await (await read(history, [{**item, "id": "mine"}])).store_input_items(ResponseIds()))
     assert second == {**stored_item, "id": "mine"}

@@ -9,7 +9,7 @@ from apis.chat import Message
 from apis.errors import InvalidRequest, StackError
 from apis.wire.items import Item
 from providers.responses.context.input_items import check_items
-from providers.responses.context.messages import items_to_messages
+from providers.responses.context.messages import ItemReader
 from providers.responses.events.tool_result import ToolResultRecord
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -198,14 +198,14 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
 def test_items_become_messages(items: list[Fields], messages: list[Fields]) -> None:
     read = ITEMS.validate_python(items)
     check_items(read)
-    assert items_to_messages(read, RESULTS_BY_ITEM) == [Message.model_validate(each) for each in messages]
+    assert ItemReader(RESULTS_BY_ITEM).read_all(read) == [Message.model_validate(each) for each in messages]
 
 
 @pytest.mark.parametrize(("items", "messages"), TABLE.values(), ids=TABLE)
 def test_nothing_is_lost_on_the_way_through_the_store(items: list[Fields], messages: list[Fields]) -> None:
     read = ITEMS.validate_python(items)
     again = ITEMS.validate_json(ITEMS.dump_json(read))
-    assert items_to_messages(again, RESULTS_BY_ITEM) == [Message.model_validate(each) for each in messages]
+    assert ItemReader(RESULTS_BY_ITEM).read_all(again) == [Message.model_validate(each) for each in messages]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_nothing_is_lost_on_the_way_through_the_store(items: list[Fields], messa
 )
 def test_calls_and_outputs_belong_together(items: list[Fields], says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        items_to_messages(ITEMS.validate_python(items), {})
+        ItemReader({}).read_all(ITEMS.validate_python(items))
     assert (caught.value.message, caught.value.param) == (says, "input")
 
 

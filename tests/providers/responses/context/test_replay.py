@@ -9,7 +9,7 @@ from apis.chat import Message
 from apis.errors import InvalidRequest
 from apis.wire.items import Item
 from providers.responses.context.input_items import check_items
-from providers.responses.context.messages import items_to_messages
+from providers.responses.context.messages import ItemReader
 from providers.responses.events.tool_result import ToolResultRecord
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -174,7 +174,7 @@ def record_result(
 ) -> list[Message]:
     read = ITEMS.validate_python(items)
     check_items(read)
-    return items_to_messages(read, store or {}, supports_namespaces=grouped)
+    return ItemReader(store or {}, supports_namespaces=grouped).read_all(read)
 
 
 def messages(fields: list[Fields]) -> list[Message]:
@@ -185,7 +185,7 @@ def messages(fields: list[Fields]) -> list[Message]:
 def test_items_of_typed_tools_become_messages(items: list[Fields], expected: list[Fields]) -> None:
     assert record_result(items) == messages(expected)
     again = ITEMS.validate_json(ITEMS.dump_json(ITEMS.validate_python(items)))
-    assert items_to_messages(again, {}) == messages(expected)
+    assert ItemReader({}).read_all(again) == messages(expected)
 
 
 def test_what_the_store_knows_comes_before_what_the_item_says() -> None:

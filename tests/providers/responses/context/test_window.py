@@ -13,7 +13,7 @@ from providers.responses.context.conversation import (
     drop_earlier_reasoning,
     find_window,
 )
-from providers.responses.context.messages import items_to_messages
+from providers.responses.context.messages import ItemReader
 from providers.responses.events.tool_result import ToolResultRecord
 
 
@@ -34,7 +34,7 @@ def items(*fields: dict[str, Any]) -> list[Item]:
 
 
 def to_messages(value: Sequence[Item | ToolResultRecord]) -> list[Message]:
-    return items_to_messages(value, {})
+    return ItemReader({}).read_all(value)
 
 
 RULES = Message(role="developer", content="rules")

@@ -13,7 +13,7 @@ from apis.deltas import Finish, TextDelta, Usage
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Entry, Op
 from providers.kv_store.memory import Memory
-from providers.responses.context.messages import items_to_messages
+from providers.responses.context.messages import ItemReader
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
@@ -140,7 +140,7 @@ class Kept:
 
 def read_messages(past: LoadedHistory) -> str:
     """Return the texts of a history in one line."""
-    texts = [message.content for message in items_to_messages(past.items, {})]
+    texts = [message.content for message in ItemReader({}).read_all(past.items)]
     return " ".join(text if isinstance(text, str) else text[0].text for text in texts)  # type: ignore[union-attr]  # text only
 
 
