@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct
+from openai.types.responses import ResponseUsage
 
 from apis.wire.base import Phase
 
@@ -80,6 +81,25 @@ class Usage(Struct, frozen=True, gc=False):
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+    def plus(self, other: "Usage") -> "Usage":
+        """Return the sums of both."""
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+def usage_from_wire(usage: ResponseUsage) -> Usage:
+    """Return the usage in a response object."""
+    return Usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.input_tokens_details.cached_tokens,
+        usage.output_tokens_details.reasoning_tokens,
+    )
 
 
 class Finish(Struct, frozen=True, gc=False):

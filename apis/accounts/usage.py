@@ -8,6 +8,7 @@ import msgspec
 from openai.types.responses import Response
 from pydantic import Field
 
+from apis.deltas import Usage, usage_from_wire
 from apis.wire.base import Wire
 from apis.wire.item_types import ITEM_TYPES
 
@@ -152,24 +153,24 @@ def count_hosted_calls(response: Response) -> dict[str, int]:
     return dict(Counter(calls)) if calls else {}
 
 
-def count_one_request(tokens: tuple[int, int, int, int], tool_calls: Mapping[str, int]) -> UsageCounts:
-    """Return the usage of one request: tokens of the input, those of it that were cached, tokens of the output, and
-    those of it that are reasoning."""
-    return UsageCounts(1, *tokens, dict(tool_calls), dict.fromkeys(tool_calls, 1))
+def count_one_request(usage: Usage, tool_calls: Mapping[str, int]) -> UsageCounts:
+    """Return the counts of one request."""
+    return UsageCounts(
+        1,
+        usage.input_tokens,
+        usage.cached_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+        dict(tool_calls),
+        dict.fromkeys(tool_calls, 1),
+    )
 
 
 def count_response(response: Response) -> UsageCounts:
     """Return the usage of one response that has ended."""
-    usage = response.usage
-    if usage is None:
+    if response.usage is None:
         return UsageCounts()
-    tokens = (
-        usage.input_tokens,
-        usage.input_tokens_details.cached_tokens,
-        usage.output_tokens,
-        usage.output_tokens_details.reasoning_tokens,
-    )
-    return count_one_request(tokens, count_hosted_calls(response))
+    return count_one_request(usage_from_wire(response.usage), count_hosted_calls(response))
 
 
 def sum_by_group(entries: Iterable[UsageEntry], query: UsageQuery) -> dict[UsageSubject, UsageCounts]:

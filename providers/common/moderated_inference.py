@@ -106,8 +106,7 @@ class RequestModeration:
     async def _judge(self, text: str, param: str) -> ModerationScores:
         scores = await self._moderation.judge([TextPart(text=text)], param=param, cache_salt=self._cache_salt)
         if self._count_use is not None:
-            usage = scores.usage
-            counts = count_one_request((usage.input_tokens, usage.cached_tokens, usage.output_tokens, 0), {})
+            counts = count_one_request(scores.usage, {})
             self._count_use(Use(scores.model, counts, category="moderations"))
         return scores
 

@@ -8,6 +8,7 @@ from typing import Final
 from apis.accounts.accounts import Accounts
 from apis.accounts.charges import RELEASED_USE, Charge, Demand, Use
 from apis.accounts.usage import count_one_request
+from apis.deltas import Usage
 from apis.documents.reader import UnreadableFile
 from apis.errors import ModelNotFound, PermissionDenied, QuotaExceeded
 from apis.inference import Inference
@@ -36,7 +37,7 @@ async def charging_embeddings(
         yield embedded
     finally:
         if charge is not None:
-            use = Use(model_name, count_one_request((embedded.count, 0, 0, 0), {}), category="embeddings")
+            use = Use(model_name, count_one_request(Usage(embedded.count), {}), category="embeddings")
             charge.end(use if embedded.count else RELEASED_USE)
 
 

@@ -11,6 +11,7 @@ from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
 from apis.agents.agents import MODEL_PREFIX
 from apis.chat import ChatRequest
+from apis.deltas import Usage
 from apis.errors import ModelNotFound, PermissionDenied
 from apis.images import CreateImage
 from apis.inference import ModelNames
@@ -129,14 +130,12 @@ def end_charge(charge: Charge | None, record: RequestRecord) -> None:
     if charge is None:
         return
     if record.tokens is not None:
-        tokens = record.tokens
-        token_counts = (tokens.input, tokens.cached, tokens.output, tokens.reasoning)
-        counts = count_one_request(token_counts, record.tool_calls)
+        counts = count_one_request(record.tokens, record.tool_calls)
         charge.end(Use(record.model, counts, category=record.usage_category, service_tier=record.service_tier))
     elif (record.status >= 400 and record.status != DISCONNECTED_STATUS) or record.outcome == "failed":
         charge.end(RELEASED_USE)
     elif output_tokens := record.estimate_streamed():
-        counts = count_one_request((charge.input_tokens, 0, output_tokens, 0), {})
+        counts = count_one_request(Usage(charge.input_tokens, output_tokens), {})
         charge.end(Use(record.model, counts, uses_reserved=True))
     else:
         charge.end(UNKNOWN_USE)

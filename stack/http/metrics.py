@@ -25,12 +25,13 @@ from prometheus_client.metrics import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from apis.deltas import Usage
 from apis.errors import StackError
 from apis.inference import Inference
 from apis.provider import Provider
 from providers.common.counters import PROCESS_COUNTERS
 from stack import __version__
-from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCounts
+from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord
 
 METRICS_PATH: Final = "/metrics"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -103,7 +104,7 @@ class Metrics:
         self._process_counters = [(source, counter(source.name, source.about)) for source in PROCESS_COUNTERS]
         self._process_counts = dict.fromkeys(PROCESS_COUNTERS, 0)
         self._listed_models: set[str] = {OTHER}
-        self._unlisted_tokens: dict[str, TokenCounts] = {}
+        self._unlisted_tokens: dict[str, Usage] = {}
 
     @property
     def is_shared(self) -> bool:
@@ -121,16 +122,16 @@ class Metrics:
                 self._first_output.observe(request_record.first_output_s)
         if request_record.outcome:
             self._responses(request_record.outcome).inc()
-        if request_record.tokens is not None:
-            self._count_tokens(request_record.model, request_record.tokens)
-            if request_record.tokens.input:
-                self._cached_share.observe(request_record.tokens.cached / request_record.tokens.input)
+        if (tokens := request_record.tokens) is not None:
+            self._count_tokens(request_record.model, tokens)
+            if tokens.input_tokens:
+                self._cached_share.observe(tokens.cached_tokens / tokens.input_tokens)
 
     def count_dropped_telemetry(self, signal: str, count: int) -> None:
         """Count telemetry that was dropped; the only method that may be called from any thread."""
         self._dropped_telemetry(signal).inc(count)
 
-    def _count_tokens(self, model: str, tokens: TokenCounts) -> None:
+    def _count_tokens(self, model: str, tokens: Usage) -> None:
         """Count the tokens of a model, or hold them back until the inference has listed it."""
         unlisted = self._unlisted_tokens
         if model in self._listed_models:
@@ -140,9 +141,9 @@ class Metrics:
         else:
             self._add_tokens(OTHER, tokens)
 
-    def _add_tokens(self, model: str, tokens: TokenCounts) -> None:
-        for kind in TokenCounts.__struct_fields__:
-            counter, count = self._tokens(model, kind), getattr(tokens, kind)
+    def _add_tokens(self, model: str, tokens: Usage) -> None:
+        for name in Usage.__struct_fields__:
+            counter, count = self._tokens(model, name.removesuffix("_tokens")), getattr(tokens, name)
             if count:  # the counter is shown from now on, as zero otherwise
                 counter.inc(count)
 

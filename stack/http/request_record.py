@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Scope
 
 from apis.accounts.usage import count_hosted_calls
-from apis.deltas import Usage, estimate_tokens, measure_deltas
+from apis.deltas import Usage, estimate_tokens, measure_deltas, usage_from_wire
 from apis.errors import StackError
 from apis.events import LoggedEvent
 from stack.http.parsing import find_header
@@ -29,24 +29,6 @@ _ERROR_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
 # the text after the first dot may be a key of the client's own, as in `metadata`
 _PARAM_PATH: Final = re.compile(r"[A-Za-z][A-Za-z_-]{0,63}(?:\[\d{1,9}\])?")
 _MODEL_NAME: Final = re.compile(r"[\x21-\x7e]{1,256}")
-
-
-class TokenCounts(msgspec.Struct, frozen=True):
-    """Tokens that responses have used. `cached` is a part of the input, `reasoning` a part of the output."""
-
-    input: int = 0
-    cached: int = 0
-    output: int = 0
-    reasoning: int = 0
-
-    def plus(self, other: "TokenCounts") -> "TokenCounts":
-        """Return the sums of both."""
-        return TokenCounts(
-            self.input + other.input,
-            self.cached + other.cached,
-            self.output + other.output,
-            self.reasoning + other.reasoning,
-        )
 
 
 class RequestRecord(msgspec.Struct):
@@ -74,7 +56,7 @@ class RequestRecord(msgspec.Struct):
     tenant: str = ""
     code: str = ""
     param: str = ""
-    tokens: TokenCounts | None = None
+    tokens: Usage | None = None
     tool_calls: Mapping[str, int] = _NO_CALLS
     _expected_response_id: str = ""
     _streamed_deltas: int = 0
@@ -115,20 +97,14 @@ class RequestRecord(msgspec.Struct):
         self.response_id, self.model = response.id, response.model
         if response.status in _OUTCOMES:
             self.outcome = response.status
-        if (usage := response.usage) is not None:
+        if response.usage is not None:
             self.tool_calls = count_hosted_calls(response)
             self.service_tier = response.service_tier or ""
-            self.tokens = TokenCounts(
-                usage.input_tokens,
-                usage.input_tokens_details.cached_tokens,
-                usage.output_tokens,
-                usage.output_tokens_details.reasoning_tokens,
-            )
+            self.tokens = usage_from_wire(response.usage)
 
     def record_usage(self, model: str, usage: Usage, *, category: str = "") -> None:
         """Record the tokens that the request has used, other than by a response; `category` is that of UsageSubject."""
-        self.model, self.usage_category = model, category
-        self.tokens = TokenCounts(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+        self.model, self.usage_category, self.tokens = model, category, usage
 
     def add_streamed(self, deltas: Sequence[Any]) -> None:
         """Count the deltas of a model's output and their characters, in case the end with the usage is missed."""

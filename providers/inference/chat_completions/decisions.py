@@ -30,7 +30,7 @@ from providers.inference.decisions.labels import (
     require_labels,
 )
 from providers.inference.decisions.prompts import build_chat
-from providers.inference.decisions.rows import DecisionRow, LabelScores, add_usage, decide_by_labels
+from providers.inference.decisions.rows import DecisionRow, LabelScores, decide_by_labels
 
 _PARALLEL: Final = 8
 """Rows that a server is sent at once."""
@@ -147,7 +147,7 @@ async def _decide_by_chosen_tokens(request: DecisionRequest, labels: Sequence[La
             if (scored := token.find_scored(part)) is None:
                 raise _TokensIgnoredError
             probabilities |= scored
-            usage = add_usage(usage, token.usage)
+            usage = usage.plus(token.usage)
         return _to_scores([sum(probabilities[each] for each in label.token_ids) for label in own], usage)
 
     return await decide_by_labels(request, [label.text for label in labels], read, parallel=_PARALLEL)

@@ -52,16 +52,6 @@ def logprobs_to_scores(labels: Sequence[Label], logprobs: Sequence[float], usage
     return LabelScores(weights, min(math.fsum(weights) * math.exp(most), 1.0), usage)
 
 
-def add_usage(usage: Usage, other: Usage) -> Usage:
-    """Return the tokens of both."""
-    return Usage(
-        usage.input_tokens + other.input_tokens,
-        usage.output_tokens + other.output_tokens,
-        usage.cached_tokens + other.cached_tokens,
-        usage.reasoning_tokens + other.reasoning_tokens,
-    )
-
-
 @dataclass(slots=True)
 class _Sums:
     """The readings so far."""
@@ -79,7 +69,7 @@ class _Sums:
             sums[option] += scores.weights[label] / total
         if scores.mass is not None:
             self.mass = scores.mass if self.mass is None else min(self.mass, scores.mass)
-        self.usage = add_usage(self.usage, scores.usage)
+        self.usage = self.usage.plus(scores.usage)
 
 
 async def decide_by_labels(

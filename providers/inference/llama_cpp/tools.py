@@ -165,7 +165,7 @@ class ToolTurn:
             async for batch in batches:
                 text += "".join(delta.text for delta in batch if isinstance(delta, TextDelta))
                 if isinstance(finish := batch[-1], Finish):
-                    self._add_usage(finish)
+                    self._usage = self._usage.plus(finish.usage)
                     reason = finish.reason
         if text in texts:
             return (by_text.get(text),)
@@ -202,7 +202,7 @@ class ToolTurn:
                     if isinstance(delta, TextDelta) and delta.text:
                         buffered.append(ToolArgumentsDelta(call_id, delta.text))
                     elif isinstance(delta, Finish):
-                        self._add_usage(delta)
+                        self._usage = self._usage.plus(delta.usage)
                         text = "".join(one.text for one in buffered if isinstance(one, ToolArgumentsDelta))
                         if is_possible_repeat and (name, normalize_json(text)) in previous_calls:
                             return
@@ -225,7 +225,7 @@ class ToolTurn:
         async with aclosing(self._client.chat(request, constraint)) as batches:
             async for batch in batches:
                 if isinstance(finish := batch[-1], Finish):
-                    self._add_usage(finish)
+                    self._usage = self._usage.plus(finish.usage)
                     yield [*batch[:-1], msgspec.structs.replace(finish, usage=self._usage)]
                 else:
                     yield batch
@@ -238,12 +238,3 @@ class ToolTurn:
     def _is_limit_reached(self) -> bool:
         bound = self._request.max_completion_tokens
         return bound is not None and self._usage.output_tokens >= bound
-
-    def _add_usage(self, finish: Finish) -> None:
-        one, two = self._usage, finish.usage
-        self._usage = Usage(
-            one.input_tokens + two.input_tokens,
-            one.output_tokens + two.output_tokens,
-            one.cached_tokens + two.cached_tokens,
-            one.reasoning_tokens + two.reasoning_tokens,
-        )

@@ -36,7 +36,6 @@ from apis.sink import ConvertedSink, Sink
 from apis.wire.base import load_json
 from providers.common.wrapped_inference import WrappedInference
 from providers.responses.events.open_items import EMPTY_ARGUMENTS
-from providers.responses.events.response_object import add_usage
 
 _CITATION_MARK: Final = re.compile("【[^【】]{0,200}】")
 _MAX_PROBLEM_CHARS: Final = 400
@@ -103,7 +102,7 @@ class CheckedInference(WrappedInference):
             return
         if (problem := await second.find_problem()) is not None:
             raise problem.to_error()
-        usage = add_usage(answer.finish.usage, second.finish.usage)
+        usage = answer.finish.usage.plus(second.finish.usage)
         await sink.put((*second.delayed, Finish(second.finish.reason, usage)))
 
     def _begin_answer(self, request: ChatRequest) -> "_Answer":

@@ -171,12 +171,7 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
 
 def add_usage(one: Usage, other: Usage) -> Usage:
     """Return the sum over several turns; each counts its own prompt."""
-    return Usage(
-        input_tokens=one.input_tokens + other.input_tokens,
-        output_tokens=one.output_tokens + other.output_tokens,
-        cached_tokens=one.cached_tokens + other.cached_tokens,
-        reasoning_tokens=one.reasoning_tokens + other.reasoning_tokens,
-    )
+    return one.plus(other)
 
 
 def usage_to_wire(usage: Usage) -> ResponseUsage:

@@ -25,7 +25,6 @@ from apis.storage.kv_store import KVStore
 from apis.storage.records import scan_all
 from apis.wire.items import Item, output_to_input
 from providers.responses.events.ids import item_number
-from providers.responses.events.response_object import add_usage
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.unfinished_log import close_log
 from providers.responses.store.history_cache import TurnPosition
@@ -123,7 +122,7 @@ def usage_from_log(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]
     """Return the usage of a response up to its last checkpoint; each delta in the log after that counts as a token."""
     usage, events = (checkpoints[-1].usage, checkpoints[-1].event_count) if checkpoints else (Usage(), 0)
     deltas = sum(event.type.endswith(".delta") for event in log[events:])
-    return add_usage(usage, Usage(output_tokens=deltas))
+    return usage.plus(Usage(output_tokens=deltas))
 
 
 def find_resume_point(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]) -> ResumePoint | None:

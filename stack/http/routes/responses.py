@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.conversations import ItemInclude
-from apis.deltas import Usage
+from apis.deltas import usage_from_wire
 from apis.errors import InvalidRequest, NotFound
 from apis.events import ResponseEvent
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
@@ -105,16 +105,7 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
     compaction = services.stack.responses.compact(salted, tenant=context.tenant, caller=context.caller)
     compacted = await run_while_connected(http, compaction)
     await end_pass(compacted.output)
-    usage = compacted.usage
-    context.request_record.record_usage(
-        request.model,
-        Usage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cached_tokens=usage.input_tokens_details.cached_tokens,
-            reasoning_tokens=usage.output_tokens_details.reasoning_tokens,
-        ),
-    )
+    context.request_record.record_usage(request.model, usage_from_wire(compacted.usage))
     return json_response(compacted.model_dump_json(exclude_none=True).encode())
 
 
