@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from starlette.datastructures import State
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from apis.batches.spare_capacity import SpareCapacity
 from apis.fair_share import FairShare
@@ -19,16 +19,14 @@ from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.http.cache_salts import CacheSalts
 from stack.http.context import Services
-from stack.http.dispatch import dispatch
 from stack.http.edge import Edge
 from stack.http.freed_memory import find_trim, return_freed_memory
-from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
 from stack.http.route import Route
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
-from stack.http.routes.console.page import Console
+from stack.http.routes.console.page import PAGE_PREFIX, serve_page
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, REFUSED_ROUTES, modules_by_resource
 from stack.http.shares import AdmissionQueue, RequestShares, read_free_disk_bytes
@@ -43,16 +41,26 @@ _DEFERRED_PLACES: Final = 32
 
 class App:
     """The ASGI app of one stack. It has the state and the router of a Starlette application, for the lifespan, and no
-    coroutine of its own, which each step of every request would pass through."""
+    coroutine of its own, which each step of every request would pass through. The page's files lie in front of the
+    API."""
 
-    def __init__(self, lifespan: Callable[["App"], AbstractAsyncContextManager[None]]) -> None:
+    def __init__(
+        self, lifespan: Callable[["App"], AbstractAsyncContextManager[None]], edge: Edge, *, serves_page: bool
+    ) -> None:
         self.state: Any = State()
         self.router = Router(lifespan=lifespan)
-        self.layers: ASGIApp = self.router
+        self._edge = edge
+        self._serves_page = serves_page
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope["app"] = self
-        return (self.router if scope["type"] == "lifespan" else self.layers)(scope, receive, send)
+        if scope["type"] == "lifespan":
+            return self.router(scope, receive, send)
+        is_http = scope["type"] == "http"
+        if self._serves_page and is_http and (scope["path"] == "/" or scope["path"].startswith(PAGE_PREFIX)):
+            return serve_page(scope, receive, send)
+        # the only layers around the handlers: Starlette's own ones would cost more than all else a request does here
+        return self._edge(scope, receive, send)
 
 
 def create_app(config: StackConfig) -> App:
@@ -92,13 +100,10 @@ def create_app(config: StackConfig) -> App:
                 for task in tasks:
                     task.cancel()
 
-    app = App(lifespan)
+    app = App(lifespan, Edge(config, metrics, table), serves_page=config.serves_console)
     app.state.draining = False
     app.state.services = None
     app.state.list_routes = partial(_list_routes, server_routes)
-    # the only layers around the handlers: Starlette's own ones would cost more than all else a request does here
-    edge = Edge(Idempotency(dispatch, table), config, metrics, table)
-    app.layers = Console(edge) if config.serves_console else edge
     return app
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import Overloaded, StackError
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
@@ -20,6 +20,7 @@ from stack.config import StackConfig
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
 from stack.http.gates import CorsPolicy, Gates, HeadAnswered
+from stack.http.idempotency import Idempotency
 from stack.http.messages.dialect import speaks_messages
 from stack.http.metrics import Metrics
 from stack.http.peer import get_peer
@@ -40,12 +41,12 @@ _START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.
 
 class Edge:
     """ASGI middleware that finds the route of each request, creates its HttpContext, has it pass the gates, and ends
-    it. `app` gets what passed."""
+    it. `Idempotency` gets what passed."""
 
-    def __init__(self, app: ASGIApp, stack_config: StackConfig, metrics: Metrics, table: RouteTable) -> None:
+    def __init__(self, stack_config: StackConfig, metrics: Metrics, table: RouteTable) -> None:
         config = stack_config.server
         self._names_callers = stack_config.requires_keys
-        self._app = app
+        self._idempotency = Idempotency(table)
         self._metrics = metrics
         self._table = table
         self._logs_access = config.access_log
@@ -117,7 +118,7 @@ class Edge:
             TRACE_HEADERS.set(current_span().headers or context.trace)
             REQUEST_ID.set(context.request_id)
             await self._gates.pass_through(scope, context)
-            await self._app(scope, receive, send)
+            await self._idempotency(scope, receive, send)
         except HeadAnswered as exc:
             await exc.response(scope, receive, send)
         except asyncio.CancelledError:

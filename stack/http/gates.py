@@ -28,7 +28,6 @@ from stack.http.peer import get_peer
 from stack.http.route import Route
 from stack.http.route_table import get_match
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
-from stack.server_config import HttpServerConfig
 
 _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -101,6 +100,11 @@ class Gates:
     """The gates of an app. Without API keys the server has one tenant; with keys, the accounts decide who it is.
 
     The figures of several tenants are only for the key of the metrics and for administrators.
+
+    Without API keys only a browser could be tricked into calling the server: then Host must be a name that the config
+    allows, Origin must be the server's own, host and port, or be allowed by `allowed_hosts` or `cors_origins`, and a
+    request without Origin may not come from a page of another origin, which could measure its time. With keys, the key
+    alone decides, unless the config names hosts.
     """
 
     def __init__(self, stack_config: StackConfig, cors: CorsPolicy | None) -> None:
@@ -111,9 +115,12 @@ class Gates:
         self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         has_no_key = config.metrics == "keyed" and self._metrics_key is None
         self._hides_metrics = has_no_key and stack_config.has_several_tenants
+        self._listed_hosts = {host.lower() for host in config.allowed_hosts}
+        hosts = {config.host, *self._listed_hosts}
+        is_open = "*" in hosts or (self._requires_keys and not config.allowed_hosts)
+        self._allowed_hosts = None if is_open else _LOOPBACK | {host.lower() for host in hosts}
         # a gate stands where this config gives it something to check
-        check_head = HeadChecks(config, cors, requires_keys=self._requires_keys).check_head
-        self.of_all: tuple[Gate, ...] = (check_head, *([self.answer_preflight] if cors is not None else ()))
+        self.of_all: tuple[Gate, ...] = (self.check_head, *([self.answer_preflight] if cors is not None else ()))
         self.of_callers: tuple[Gate, ...] = (
             self.authenticate,
             self.take_turn,
@@ -134,6 +141,31 @@ class Gates:
             waiting = gate(scope, context)
             if waiting is not None:
                 await waiting
+
+    def check_head(self, scope: Scope, _context: HttpContext) -> None:
+        """Refuse a head that is not HTTP/1.x, a foreign Host, and a foreign Origin."""
+        version = scope.get("http_version", "1.1")
+        if version not in _HTTP_VERSIONS:
+            raise InvalidRequest("This server speaks HTTP/1.1.")
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 and (hosts or version != "1.0"):
+            raise InvalidRequest(f"A request has one Host header, and this one has {len(hosts)}.")
+        if self._allowed_hosts is None:
+            return
+        if not hosts or _read_host(hosts[0]) not in self._allowed_hosts:
+            raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
+        origin = find_header(scope, b"origin")
+        if origin is not None and not self._allows_origin(origin, hosts[0].decode("latin-1")):
+            raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
+        is_foreign = origin is None and find_header(scope, b"sec-fetch-site") in _FOREIGN_SITES
+        if is_foreign and not (self._cors is not None and self._cors.allows_all):
+            raise PermissionDenied("A page of another site may not call this server without the CORS protocol.")
+
+    def _allows_origin(self, origin: str, host: str) -> bool:
+        scheme, separator, authority = origin.partition("://")
+        if scheme in ("http", "https") and separator and authority.lower() == host.lower():
+            return True
+        return (self._cors is not None and self._cors.allows(origin)) or _parse_host(origin) in self._listed_hosts
 
     def answer_preflight(self, scope: Scope, _context: HttpContext) -> None:
         """Answer the preflights of listed origins."""
@@ -223,49 +255,6 @@ class Gates:
         if not hmac.compare_digest(digest_key(read_bearer_key(scope["headers"])), self._metrics_key):
             raise unauthorized_error()
         return True
-
-
-class HeadChecks:
-    """Refuses requests whose head cannot be right.
-
-    Without API keys only a browser could be tricked into calling the server: then Host must be a name that the config
-    allows, Origin must be the server's own, host and port, or be allowed by `allowed_hosts` or `cors_origins`, and a
-    request without Origin may not come from a page of another origin, which could measure its time. With keys, the key
-    alone decides, unless the config names hosts.
-    """
-
-    def __init__(self, config: HttpServerConfig, cors: CorsPolicy | None, *, requires_keys: bool) -> None:
-        self._cors = cors
-        self._listed_hosts = {host.lower() for host in config.allowed_hosts}
-        hosts = {config.host, *self._listed_hosts}
-        self._allowed_hosts = None if "*" in hosts else _LOOPBACK | {host.lower() for host in hosts}
-        if requires_keys and not config.allowed_hosts:
-            self._allowed_hosts = None
-
-    def check_head(self, scope: Scope, _context: HttpContext) -> None:
-        """Refuse a head that is not HTTP/1.x, a foreign Host, and a foreign Origin."""
-        version = scope.get("http_version", "1.1")
-        if version not in _HTTP_VERSIONS:
-            raise InvalidRequest("This server speaks HTTP/1.1.")
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 and (hosts or version != "1.0"):
-            raise InvalidRequest(f"A request has one Host header, and this one has {len(hosts)}.")
-        if self._allowed_hosts is None:
-            return
-        if not hosts or _read_host(hosts[0]) not in self._allowed_hosts:
-            raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
-        origin = find_header(scope, b"origin")
-        if origin is not None and not self._allows_origin(origin, hosts[0].decode("latin-1")):
-            raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
-        is_foreign = origin is None and find_header(scope, b"sec-fetch-site") in _FOREIGN_SITES
-        if is_foreign and not (self._cors is not None and self._cors.allows_all):
-            raise PermissionDenied("A page of another site may not call this server without the CORS protocol.")
-
-    def _allows_origin(self, origin: str, host: str) -> bool:
-        scheme, separator, authority = origin.partition("://")
-        if scheme in ("http", "https") and separator and authority.lower() == host.lower():
-            return True
-        return (self._cors is not None and self._cors.allows(origin)) or _parse_host(origin) in self._listed_hosts
 
 
 def read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -22,7 +22,7 @@ from typing import Final, Literal
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import IdempotencyKeyInUse, InvalidRequest, NotFound, StackError
 from apis.storage.keys import is_safe_id, new_response_id
@@ -34,6 +34,7 @@ from providers.common.state.scan import skipping_damaged
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
+from stack.http.dispatch import dispatch
 from stack.http.parsing import Body, find_header, is_large, read_object
 from stack.http.peer import scope_without_peer
 from stack.http.request_body import read_body
@@ -99,10 +100,9 @@ class _KeyedRequest:
 
 
 class Idempotency:
-    """ASGI middleware inside the edge. A request without the header passes unchanged."""
+    """ASGI app inside the edge. A request without the header is dispatched unchanged."""
 
-    def __init__(self, app: ASGIApp, table: RouteTable) -> None:
-        self._app = app
+    def __init__(self, table: RouteTable) -> None:
         self._table = table
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -113,10 +113,10 @@ class Idempotency:
             if find_header(scope, RAW_IDEMPOTENCY_HEADER) is not None:
                 keys = [value for name, value in scope["headers"] if name == RAW_IDEMPOTENCY_HEADER]
                 return self._create(match.route.path, parse_key(keys), scope, receive, send)
-        return self._app(scope, receive, send)
+        return dispatch(scope, receive, send)
 
     async def _delete(self, object_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        await dispatch(scope, receive, send)
         try:
             await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, object_id)
         except StackError as exc:
@@ -132,7 +132,7 @@ class Idempotency:
             await client_disconnected_response()(scope, receive, send)
             return
         if isinstance(result, _Attempt):
-            await result.execute(self._app, scope, receive, send)
+            await result.execute(scope, receive, send)
         elif result.outcome == "stored":
             await self._replay_response(request, result.response_id, scope, receive, send)
         else:
@@ -159,7 +159,7 @@ class Idempotency:
                 message = {**message, "headers": [*message["headers"], REPLAYED_HEADER]}
             await send(message)
 
-        await self._app(get_scope, receive, answer)
+        await dispatch(get_scope, receive, answer)
 
 
 class _Attempt:
@@ -177,8 +177,8 @@ class _Attempt:
         self._request_body_sent = False
         self._response_body: bytearray | None = bytearray()
 
-    async def execute(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the app answer, store the answer or its place, and send it."""
+    async def execute(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the handler answer, store the answer or its place, and send it."""
         self._context = get_context(scope)
 
         async def receive_request() -> Message:
@@ -196,7 +196,7 @@ class _Attempt:
         try:
             self._context.response_id = self._record.response_id or None
             async with self._lease.renew_in_background():
-                await app(scope_without_peer(scope), receive_request, answer)
+                await dispatch(scope_without_peer(scope), receive_request, answer)
         finally:
             if not self._settled_event.is_set():
                 await self._release_key()

@@ -1,4 +1,4 @@
-"""Console: the layer that serves the built-in page, the files of `stack/console`, in front of the API.
+"""The built-in page: the files of `stack/console`, which are served in front of the API.
 
 Its files hold nothing secret, so they need no key; the page calls the public API with the key that its user enters, or
 that an identity provider sends it. How to sign in there is in `sign_in.json`, which needs no key either.
@@ -7,7 +7,7 @@ that an identity provider sends it. How to sign in there is in `sign_in.json`, w
 import asyncio
 import gzip
 import hashlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 import orjson
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from apis.accounts.sign_in import SignIn
 from apis.errors import StackError
@@ -24,7 +24,7 @@ from stack.http.answers import error_response
 from stack.http.context import Services
 
 FOLDER: Final = Path(__file__).resolve().parents[3] / "console"
-_PREFIX: Final = "/console/"
+PAGE_PREFIX: Final = "/console/"
 _PAGE: Final = "index.html"
 _SIGN_IN: Final = "sign_in.json"
 _MEDIA_TYPES: Final = {
@@ -59,25 +59,14 @@ class _File:
     compressed: bytes
 
 
-class Console:
-    """ASGI layer that answers `/` and `/console/...` and hands every other request to `app`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and (scope["path"] == "/" or scope["path"].startswith(_PREFIX)):
-            return _respond(scope, receive, send)
-        return self._app(scope, receive, send)
-
-
-async def _respond(scope: Scope, receive: Receive, send: Send) -> None:
+async def serve_page(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request for `/` or a path below `/console/`."""
     response = await _build_response(scope)
     await response(scope, receive, send)
 
 
 async def _build_response(scope: Scope) -> Response:
-    name = scope["path"].removeprefix(_PREFIX) if scope["path"] != "/" else _PAGE
+    name = scope["path"].removeprefix(PAGE_PREFIX) if scope["path"] != "/" else _PAGE
     if scope["method"] not in ("GET", "HEAD"):
         return Response(status_code=405, headers={"allow": "GET, HEAD"})
     if name == _SIGN_IN:
