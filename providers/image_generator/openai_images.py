@@ -71,9 +71,9 @@ class OpenAIImages(ImageGenerator):
         self._client: ImagesClient | None = None
 
     async def start(self) -> None:
-        secrets = (self._config.api_key, self._config.proxy)
-        api_key, proxy = (secret.get_secret_value().strip() if secret else "" for secret in secrets)
-        self._client = ImagesClient(self._config.base_url, api_key, proxy, self._config.image_field)
+        config = self._config
+        api_key = config.api_key.get_secret_value().strip() if config.api_key else ""
+        self._client = ImagesClient(config.base_url, api_key, config.proxy, config.image_field)
 
     async def close(self) -> None:
         if self._client is not None:

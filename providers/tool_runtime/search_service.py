@@ -10,19 +10,17 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Annotated, Any, ClassVar, Final, cast
 
 import httpx2
 from pydantic import ConfigDict, Field, SecretStr
 
-from apis.certificates import trusted_certificates
 from apis.errors import ConfigError, ToolFailed
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
-from providers.common.net.http.inflater import EncodingError, inflate_chunks
+from providers.common.net.http.inflater import EncodingError
+from providers.common.net.service_client import open_service_client, read_body
 from providers.tool_runtime.search_results import (
     SEARCH_TOOL,
     SearchArguments,
@@ -39,7 +37,6 @@ ServiceUrl = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")]
 
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _CONNECT_TIMEOUT_S: Final = 5.0
-_KEEPALIVE_S: Final = 15.0
 _STATUS_TEXTS: Final[Mapping[int, str]] = {
     400: "The search service did not accept the search.",
     401: "The search service refused the key.",
@@ -108,28 +105,13 @@ class SearchService(ToolRuntime):
             )
         if not self.tools():
             return  # a client that nothing is sent with would take 2 MB, and the certificates 2 more
-        # httpx2 logs the URL of each request at level INFO, and with it what users search for.
-        logging.getLogger("httpx2").setLevel(logging.WARNING)
-        proxy = self._config.proxy.get_secret_value() if self._config.proxy else ""
-        try:
-            self._client = httpx2.AsyncClient(
-                # A small compressed body can become a large one: none is requested, and one that comes has a bound.
-                headers={"accept": "application/json", "accept-encoding": "identity", "user-agent": "responses-stack"},
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-                limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
-                verify=trusted_certificates(),
-                proxy=proxy or None,
-                trust_env=self._config.base_url.startswith("https:"),
-            )
-        # `from None`: the causes quote the URL of the proxy, which may hold a password.
-        except (ImportError, ValueError, httpx2.InvalidURL):
-            raise ConfigError(
-                "the proxy (tool_runtime.proxy, or HTTPS_PROXY and ALL_PROXY of the environment) is not of the form "
-                "http://host:port; socks5:// takes the package socksio"
-            ) from None
-        except OSError as exc:
-            raise ConfigError(f"the certificates to trust cannot be loaded: {exc}") from exc
+        self._client = open_service_client(
+            self._config.base_url,
+            {"accept": "application/json"},
+            self._config.proxy,
+            "tool_runtime",
+            _CONNECT_TIMEOUT_S,
+        )
 
     async def close(self) -> None:
         if self._client is not None:
@@ -173,7 +155,10 @@ class SearchService(ToolRuntime):
             ):
                 if response.status_code != 200:
                     raise ToolFailed(self._status_text(response.status_code))
-                return await _read_bounded(response)
+                body = await read_body(response, _MAX_BODY_BYTES)
+                if body is None:
+                    raise ToolFailed("The search service answered with more than 1 MiB.")
+                return body
         except EncodingError as exc:
             raise ToolFailed(f"The search service's answer cannot be read. {exc}") from None
         # `from None`: the causes hold the request, and with it the key.
@@ -196,14 +181,3 @@ class SearchService(ToolRuntime):
         if not isinstance(results, list):
             raise ToolFailed("The search service answered with something that is no list of results.")
         return results  # pyright: ignore[reportUnknownVariableType] - parsed JSON
-
-
-async def _read_bounded(response: httpx2.Response) -> bytes:
-    body = bytearray()
-    encoding = response.headers.get("content-encoding", "")
-    async with aclosing(inflate_chunks(response.aiter_raw(), encoding)) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                raise ToolFailed("The search service answered with more than 1 MiB.")
-    return bytes(body)

@@ -1,1 +1,1 @@
-"""Connections to servers elsewhere: the hosts of a url, of which one is used."""
+"""Connections to servers elsewhere: hosts, their addresses, and the clients of services."""
