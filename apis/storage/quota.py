@@ -13,9 +13,12 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from apis.errors import InvalidRequest, QuotaExceeded, StackError
+
+if TYPE_CHECKING:  # a store has its quota
+    from apis.storage.kv_store import KVStore
 
 _WRITTEN_SHARE: Final = 1 / 16
 """Share of the quota that this process writes for a tenant until it measures the store again."""
@@ -32,23 +35,6 @@ _MEASURING: Final = b"-"
 _MEASURING_LIFE_S: Final = 120.0
 _SUM_LIFE_S: Final = 86_400.0
 """Seconds for which a process that starts may begin with the result of another one's measurement."""
-
-
-class StoredSum(Protocol):
-    """An entry of the store."""
-
-    @property
-    def value(self) -> bytes: ...
-
-
-class MeasuredStore(Protocol):
-    """A KVStore, as far as its bytes are measured."""
-
-    async def get(self, key: str) -> StoredSum | None: ...
-
-    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, durable: bool = True) -> int: ...
-
-    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]: ...
 
 
 @dataclass(slots=True)
@@ -70,7 +56,7 @@ class _TenantBytes:
 class StorageQuota:
     """The bytes of each tenant in a store, at most `max_tenant_bytes`."""
 
-    def __init__(self, store: MeasuredStore, max_tenant_bytes: int) -> None:
+    def __init__(self, store: "KVStore", max_tenant_bytes: int) -> None:
         self._store = store
         self._max_bytes = max_tenant_bytes
         self._tenants: dict[str, _TenantBytes] = {}

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from apis.accounts.accounts import MAX_KEY_AGE_S
 from apis.errors import StackError
+from providers.common.recent import RecentEntries
 
 _REFRESH_AGE_S: Final = MAX_KEY_AGE_S / 2
 """Age from which a key that is in use is read again while requests still go on with the older answer."""
@@ -33,7 +34,7 @@ class KeyCache(Generic[ValueT]):
 
     def __init__(self, read: Callable[[bytes], Awaitable[ValueT | None]]) -> None:
         self._read = read
-        self._entries: dict[bytes, _CachedValue[ValueT]] = {}
+        self._entries = RecentEntries[bytes, _CachedValue[ValueT]](_MAX_ENTRIES)
         self._reads: dict[bytes, asyncio.Task[ValueT | None]] = {}
 
     async def load(self, digest: bytes) -> ValueT | None:
@@ -68,10 +69,9 @@ class KeyCache(Generic[ValueT]):
             value = await self._read(digest)
         finally:
             del self._reads[digest]
-        self._entries.pop(digest, None)
-        if value is not None:
-            if len(self._entries) >= _MAX_ENTRIES:
-                del self._entries[next(iter(self._entries))]
+        if value is None:
+            self._entries.pop(digest, None)
+        else:
             self._entries[digest] = _CachedValue(value, read_at)
         return value
 

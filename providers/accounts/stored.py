@@ -16,6 +16,7 @@ from providers.accounts.organization import StoredProjectsConfig
 from providers.accounts.project_state import project_record_keys, read_project
 from providers.accounts.projects import StoredProjects
 from providers.accounts.records import digest_reference_key, last_use_key, stored_key_key
+from providers.common.recent import RecentEntries
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -34,7 +35,7 @@ class StoredAccounts(StoredProjects):
         super().__init__(config, kv_store)
         self._cache = KeyCache(self._read_caller)
         self._digests: dict[tuple[str, str], bytes] = {}
-        self._uses_written_at: dict[str, float] = {}
+        self._uses_written_at = RecentEntries[str, float](_MAX_USES)
 
     async def close(self) -> None:
         await self._cache.close()
@@ -87,8 +88,6 @@ class StoredAccounts(StoredProjects):
         now = time.monotonic()
         if now - self._uses_written_at.get(key_id, -_USE_INTERVAL_S) < _USE_INTERVAL_S:
             return
-        if len(self._uses_written_at) >= _MAX_USES:
-            del self._uses_written_at[next(iter(self._uses_written_at))]
         self._uses_written_at[key_id] = now
         try:
             await self._kv.put(last_use_key(key_id), b"%d" % time.time(), ttl_s=_USE_TTL_S, durable=False)

@@ -20,6 +20,7 @@ from providers.accounts.oidc.signing_keys import SigningKey
 from providers.accounts.oidc.token import TokenRefused, UnverifiedToken, parse_token
 from providers.accounts.project_state import ProjectState, project_record_keys, read_project
 from providers.accounts.projects import StoredProjects
+from providers.common.recent import RecentEntries
 
 _log = logging.getLogger(__name__)
 _MAX_TOKENS: Final = 10_000
@@ -51,7 +52,7 @@ class OpenIDAccounts(StoredProjects):
         self._config = config
         self._issuer_keys = IssuerKeys(config, fetcher)
         self._projects = KeyCache(self._read_project)
-        self._tokens: dict[bytes, _VerifiedToken] = {}
+        self._tokens = RecentEntries[bytes, _VerifiedToken](_MAX_TOKENS)
         self._logged_at: dict[str, float] = {}
 
     async def start(self) -> None:
@@ -75,8 +76,6 @@ class OpenIDAccounts(StoredProjects):
                 return None
             if verified is None:
                 return None
-            if len(self._tokens) >= _MAX_TOKENS:
-                del self._tokens[next(iter(self._tokens))]
             self._tokens[digest] = verified
         else:
             await self._issuer_keys.require_fresh()

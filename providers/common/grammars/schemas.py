@@ -47,7 +47,7 @@ _Key = tuple[bytes, bool]
 _problems = RecentEntries[_Key, str](_MAX_CACHED_SCHEMAS)
 """The fault of a schema, empty for a valid one, by its hash and strictness: agents send the same tools with every
 turn."""
-_short_schemas: dict[bytes, None] = {}
+_short_schemas = RecentEntries[bytes, None](_MAX_CACHED_SCHEMAS)
 """Hashes of schemas that do not refer too far."""
 _REFERENCE: Final = b'"$ref"'
 
@@ -83,8 +83,6 @@ def check_references(schema: SchemaObject) -> None:
     if _count_references(schema) > _MAX_REFERENCE_DEPTH:
         raise InvalidSchema(f"it has more than {_MAX_REFERENCE_DEPTH} references in a row.")
     _short_schemas[key] = None
-    if len(_short_schemas) > _MAX_CACHED_SCHEMAS:
-        del _short_schemas[next(iter(_short_schemas))]
 
 
 async def check_large_schemas(schemas: Iterable[tuple[SchemaObject, bool]]) -> None:

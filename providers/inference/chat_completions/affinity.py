@@ -3,11 +3,11 @@
 import hashlib
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from apis.chat import ChatRequest, Message, TextPart, share_of_salt
+from providers.common.recent import RecentEntries
 
 LOAD_FACTOR: Final = 1.25
 """Most requests in flight on a server chosen by key, as a multiple of the mean over the servers."""
@@ -115,7 +115,7 @@ class ServersByKey:
     def __init__(self, urls: Sequence[str]) -> None:
         """`urls` are those of the servers, or other names of them that all processes write alike."""
         self._urls = urls
-        self._servers: OrderedDict[str, int] = OrderedDict()
+        self._servers = RecentEntries[str, int](MAX_MOVED_KEYS)
 
     def rank(self, key: str) -> list[int]:
         """Return the indexes of the servers in the order of the key: the one that has its prefix first, then as
@@ -137,8 +137,6 @@ class ServersByKey:
         self._servers.pop(key, None)
         if rank_servers(key, self._urls)[0] != server:
             self._servers[key] = server
-            if len(self._servers) > MAX_MOVED_KEYS:
-                self._servers.popitem(last=False)
 
 
 def in_flight_bound(in_flight: Sequence[int]) -> int:
