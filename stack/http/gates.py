@@ -25,7 +25,6 @@ from stack.http.messages.dialect import speaks_messages
 from stack.http.metrics import METRICS_PATH
 from stack.http.parsing import find_header
 from stack.http.peer import get_peer
-from stack.http.route import Route
 from stack.http.route_table import get_match
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
 
@@ -222,8 +221,26 @@ class Gates:
     def check_body_type(self, scope: Scope, _context: HttpContext) -> None:
         """Refuse a body of another type or encoding than the route takes."""
         route = get_match(scope).route
-        if route is not None and route.method == "POST" and scope["type"] == "http":
-            _require_body_type(route, scope)
+        if route is None or route.method != "POST" or scope["type"] != "http":
+            return
+        encoding = find_header(scope, b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != "identity":
+            raise UnsupportedMediaType(
+                f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
+                param="Content-Encoding",
+            )
+        kind, _, parameters = (find_header(scope, b"content-type") or "").partition(";")
+        kind, charset = kind.strip().lower(), parameters.strip().lower()
+        if route.form is not None and not route.form_or_json:
+            if kind != "multipart/form-data":
+                raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
+            return
+        if not kind and _has_no_body(scope):
+            return
+        if kind == "multipart/form-data" and route.form is not None:
+            return
+        if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+            raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
 
     async def _authenticate(self, scope: Scope, context: HttpContext) -> None:
         context.caller = await self._find_caller(scope)
@@ -280,28 +297,6 @@ async def authenticate(accounts: Accounts, headers: Iterable[tuple[bytes, bytes]
 def unauthorized_error() -> Unauthorized:
     """Return the error of a request without a key, or with one that no one has."""
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
-
-
-def _require_body_type(route: Route, scope: Scope) -> None:
-    """Raise UnsupportedMediaType for a body of another type or encoding than the route takes."""
-    encoding = find_header(scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() != "identity":
-        raise UnsupportedMediaType(
-            f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
-            param="Content-Encoding",
-        )
-    kind, _, parameters = (find_header(scope, b"content-type") or "").partition(";")
-    kind, charset = kind.strip().lower(), parameters.strip().lower()
-    if route.form is not None and not route.form_or_json:
-        if kind != "multipart/form-data":
-            raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
-        return
-    if not kind and _has_no_body(scope):
-        return
-    if kind == "multipart/form-data" and route.form is not None:
-        return
-    if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
-        raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
 
 
 def _has_no_body(scope: Scope) -> bool:

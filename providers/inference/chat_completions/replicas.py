@@ -119,8 +119,7 @@ class Upstreams:
 
     def stream(self, request: ChatRequest, sink: Sink[Delta]) -> Coroutine[Any, Any, None]:
         """See `Inference.stream`."""
-        key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return self._try(lambda endpoint, attempt: endpoint.stream(request, attempt.watch(sink)), key)
+        return self._try(lambda endpoint, attempt: endpoint.stream(request, attempt.watch(sink)), request)
 
     def complete(self, request: CompletionRequest, sink: Sink[CompletionDelta | Usage]) -> Coroutine[Any, Any, None]:
         """See `ChatCompletions.complete`."""
@@ -136,22 +135,23 @@ class Upstreams:
 
     def score_chat(self, request: ChatRequest, scored_ids: Sequence[int]) -> Coroutine[Any, Any, FirstToken]:
         """See `ChatCompletions.score_chat`."""
-        key = affinity_key(request) if len(self.upstreams) > 1 else None
-        return self._try(lambda endpoint, _: endpoint.score_chat(request, scored_ids), key)
+        return self._try(lambda endpoint, _: endpoint.score_chat(request, scored_ids), request)
 
     def score_tokens(
         self, request: ChatRequest, token_ids: Sequence[int], scored_ids: Sequence[int]
     ) -> Coroutine[Any, Any, FirstToken]:
         """See `ChatCompletions.score_tokens`; the tokens are the prompt of the chat."""
-        key, salt = affinity_key(request) if len(self.upstreams) > 1 else None, request.cache_salt
-        return self._try(lambda each, _: each.score_tokens(request.model, token_ids, salt, scored_ids), key)
+        salt = request.cache_salt
+        return self._try(lambda each, _: each.score_tokens(request.model, token_ids, salt, scored_ids), request)
 
     def decide(self, request: DecisionRequest, body: bytes) -> Coroutine[Any, Any, Decisions]:
         """See `ChatCompletions.decide`."""
         return self._try(lambda endpoint, _: endpoint.decide(request, body))
 
-    async def _try(self, ask: Callable[[ChatCompletions, Attempt], Awaitable[T]], key: str | None = None) -> T:
-        """Return the result of one server, or of another one if that failed before its output began."""
+    async def _try(self, ask: Callable[[ChatCompletions, Attempt], Awaitable[T]], chat: ChatRequest | None = None) -> T:
+        """Return the result of one server, the one that has the prefix of `chat`, or of another one if that failed
+        before its output began."""
+        key = affinity_key(chat) if chat is not None and len(self.upstreams) > 1 else None
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:

@@ -93,7 +93,7 @@ def begin_response(
         "prompt_cache_key": request.prompt_cache_key,
         "prompt_cache_retention": request.prompt_cache_retention,
         "safety_identifier": request.safety_identifier,
-        "service_tier": _used_tier(request),
+        "service_tier": _RANKED_TIERS.get(request.service_tier or "", "default"),
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -202,11 +202,6 @@ def _echo_options(request: CreateResponse) -> dict[str, Any]:
     if image is not None:
         options["image"] = {"context_compression": "disabled"}
     return options
-
-
-def _used_tier(request: CreateResponse) -> str:
-    """Return the tier that the response is served in, by which it is ranked where it has to wait."""
-    return _RANKED_TIERS.get(request.service_tier or "", "default")
 
 
 def _echo_format(text_format: dict[str, Any] | None) -> dict[str, Any]:
