@@ -91,6 +91,7 @@ OPENS_SOCKETS: Final = {
     # to hosts that the run config names
     "providers/common/net/http/client.py",
     "providers/common/net/http/route.py",  # reads the environment's proxies and opens nothing
+    "providers/common/net/service_client.py",
     "providers/accounts/alerts/mailer.py",
     "providers/image_generator/images_client.py",
     "providers/inference/model_files/hub_child.py",
