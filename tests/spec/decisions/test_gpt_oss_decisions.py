@@ -102,14 +102,14 @@ async def test_the_other_engine_decides_alike(served: Served) -> None:
         assert one == pytest.approx(another, abs=0.05)
 
 
-async def test_four_hundred_questions_read_the_input_once(served: Served) -> None:
-    ticket = " ".join(f"Line {number}: {TICKET}" for number in range(100))
+async def test_a_hundred_questions_read_the_input_once(served: Served) -> None:
+    ticket = " ".join(f"Line {number}: {TICKET}" for number in range(40))
     engine: Any = served.stack.inference
     assert isinstance(engine, GptOss)
     before, began = engine.metrics(), time.perf_counter()
     usage = (await decide(served, input=ticket, questions=[to_choice("Topic?", ("a", "b"))])).usage
     first_s, one = time.perf_counter() - began, engine.metrics()
-    questions = [to_choice(f"Is it number {number}?", ("yes", "no")) for number in range(400)]
+    questions = [to_choice(f"Is it number {number}?", ("yes", "no")) for number in range(100)]
     began = time.perf_counter()
     many = (await decide(served, input=ticket, questions=questions)).usage
     many_s, after = time.perf_counter() - began, engine.metrics()
@@ -117,13 +117,13 @@ async def test_four_hundred_questions_read_the_input_once(served: Served) -> Non
     computed = after.computed_tokens - one.computed_tokens
     print(
         f"\ninput: {usage.input_tokens} tokens, {one.computed_tokens - before.computed_tokens} computed, "
-        f"{first_s:.2f} s; 400 questions: {many.input_tokens} tokens, {cached} cached, {computed} computed, "
-        f"{many_s:.2f} s, {many_s / 400 * 1000:.1f} ms each"
+        f"{first_s:.2f} s; 100 questions: {many.input_tokens} tokens, {cached} cached, {computed} computed, "
+        f"{many_s:.2f} s, {many_s * 10:.1f} ms each"
     )
-    assert usage.input_tokens > 1500
+    assert usage.input_tokens > 600
     assert many.input_tokens - cached == computed
-    assert computed / 400 < 80  # a question, and the rest of a page
-    assert many.output_tokens == 400
+    assert computed / 100 < 80  # a question, and the rest of a page
+    assert many.output_tokens == 100
 
 
 async def test_images_are_refused_by_name(served: Served) -> None:

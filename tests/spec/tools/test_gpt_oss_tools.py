@@ -302,8 +302,14 @@ AGENTS: Final[dict[str, tuple[known.ToolTurn, str]]] = {
 }
 
 
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        pytest.param(name, streams, marks=[pytest.mark.long] if streams == number % 2 else [])
+        for number, name in enumerate(AGENTS)
+        for streams in (True, False)
+    ],
+)
 async def test_an_agent_of_the_agents_sdk_is_answered_with_every_tool(name: str, streams: bool, tools: Tools) -> None:
     if name == "code_interpreter" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
