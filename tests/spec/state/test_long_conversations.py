@@ -31,6 +31,8 @@ SOME = slice(20, 40)
 MODEL = "tests.support.models.tireless:Tireless"
 SUMMING: Json = {"context_management": [{"type": "compaction", "compact_threshold": 400}]}
 SANDBOX = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+OTHERS = ("custom", "apply_patch", "local shell", "shell of the client", "shell of the server", "MCP")
+"""Cases of the long run: four are stored as calls of functions are, and two as another case of their server."""
 CLICK: Json = {"type": "click", "x": 1, "y": 2, "button": "left"}
 PYTHON: Json = {"provider": "python", "timeout_s": 20, **SHARED_PYTHON}
 
@@ -146,7 +148,9 @@ async def serving_case(name: str, folder: Path) -> AsyncGenerator[tuple[Served, 
 
 @SANDBOX
 @pytest.mark.timeout(60 + 2 * TURNS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in OTHERS else []) for name in CASES]
+)
 async def test_a_turn_of_a_long_conversation_costs_as_much_as_one_of_a_short_one(name: str, tmp_path: Path) -> None:
     rows, sizes = list[int](), list[int]()
     async with serving_case(name, tmp_path) as (served, tools):
