@@ -54,16 +54,14 @@ class World:
     """A server with one of everything that the Agents API has for each of two tenants, and the ids of these."""
 
     url: str
+    client: httpx.AsyncClient
     database: Path
     ids: dict[str, dict[str, str]]
 
     async def ask(self, tenant: str, method: str, path: str, body: Json | None = None) -> tuple[int, Any]:
         """The status and the answer of a request, without what a stream has after its beginning."""
         headers = {"Authorization": f"Bearer key-of-{tenant}", "OpenAI-Beta": "agents=v1"}
-        async with (
-            httpx.AsyncClient(trust_env=False, verify=TLS, timeout=20) as client,
-            client.stream(method, f"{self.url}/v1{path}", headers=headers, json=body) as answer,
-        ):
+        async with self.client.stream(method, f"{self.url}/v1{path}", headers=headers, json=body) as answer:
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 return answer.status_code, ""
             text = await answer.aread()
@@ -119,14 +117,17 @@ async def populate(url: str, tenant: str) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[World]:
     database = tmp_path_factory.mktemp("agents") / "store.db"
-    async with serving(
-        MODEL,
-        kv_store={"provider": "sqlite", "path": str(database), "survives_power_loss": False},
-        tool_runtime=PYTHON,
-        server={"api_keys": KEYS},
-        more={**MORE, "vaults": {"provider": "kv", "keys": ["a key of the run config, of 32 characters"]}},
-    ) as served:
-        yield World(served.url, database, {each: await populate(served.url, each) for each in "ab"})
+    async with (
+        serving(
+            MODEL,
+            kv_store={"provider": "sqlite", "path": str(database), "survives_power_loss": False},
+            tool_runtime=PYTHON,
+            server={"api_keys": KEYS},
+            more={**MORE, "vaults": {"provider": "kv", "keys": ["a key of the run config, of 32 characters"]}},
+        ) as served,
+        httpx.AsyncClient(trust_env=False, verify=TLS, timeout=20) as client,
+    ):
+        yield World(served.url, client, database, {each: await populate(served.url, each) for each in "ab"})
 
 
 def values_of(world: World, tenant: str) -> dict[str, bytes]:
@@ -218,13 +219,16 @@ async def test_a_damaged_record_is_an_error_that_says_so_and_stops_its_owner_alo
     own, whole = await world.read_all("a"), await world.read_all("b")
     # the turn is one of the session, and not of its subagent
     assert [path for path, (status, _) in own.items() if status != 200] == [SUBAGENT_TURN, f"{SUBAGENT_TURN}/items"]
+    all_originals, all_damaged = dict[str, bytes](), dict[str, bytes]()
     for number, (family, keys) in enumerate(sorted(families.items()), first_damage):
         damage = DAMAGES[number % len(DAMAGES)]
         originals = {key: value for key in keys if (value := read_stored(world.database, key)) is not None}
-        write_stored(world.database, {key: damaged_bytes(value, damage) for key, value in originals.items()})
+        damaged = {key: damaged_bytes(value, damage) for key, value in originals.items()}
+        all_originals |= originals
+        all_damaged |= damaged
+        write_stored(world.database, damaged)
         try:
             answers = await world.read_all("a")
-            assert await world.read_all("b") == whole, family
         finally:
             write_stored(world.database, originals)
         wrong = {
@@ -235,28 +239,30 @@ async def test_a_damaged_record_is_an_error_that_says_so_and_stops_its_owner_alo
         assert wrong == {}, family
         assert [record.getMessage() for record in caplog.records if record.exc_info] == [], family
     assert await world.read_all("a") == own
+    write_stored(world.database, all_damaged)
+    try:
+        assert await world.read_all("b") == whole
+    finally:
+        write_stored(world.database, all_originals)
 
 
-@pytest.mark.parametrize(
-    ("number", "family", "path"),
-    [
-        (0, "a/agent/ID", "/agents/{agent_id}"),
-        (1, "a/automation/ID", "/agents/automations/{automation_id}"),
-        (2, "a/agent_template/ID", "/agents/environments/templates/{template_id}"),
-        (3, "a/agent_session/ID", "/agents/sessions/{session_id}"),
-    ],
-)
 @pytest.mark.parametrize("first_damage", FIRST_DAMAGES)
-async def test_what_is_damaged_can_be_deleted(
-    world: World, number: int, family: str, path: str, first_damage: int
-) -> None:
-    damage = DAMAGES[(first_damage + number) % len(DAMAGES)]
-    world.ids["a"] = await populate(world.url, "a")
-    ids = world.ids["a"]
-    keys = [key for key in families_of(world, "a")[family] if any(key.endswith(each) for each in ids.values())]
-    assert keys
-    originals = {key: value for key in keys if (value := read_stored(world.database, key)) is not None}
-    write_stored(world.database, {key: damaged_bytes(value, damage) for key, value in originals.items()})
-    status, answer = await world.ask("a", "DELETE", path.format(**ids))
-    assert status == 200, answer
-    assert all(read_stored(world.database, key) is None for key in keys)
+async def test_what_is_damaged_can_be_deleted(world: World, first_damage: int) -> None:
+    ids = await populate(world.url, "a")
+    for number, (family, path) in enumerate(
+        (
+            ("a/agent/ID", "/agents/{agent_id}"),
+            ("a/automation/ID", "/agents/automations/{automation_id}"),
+            ("a/agent_template/ID", "/agents/environments/templates/{template_id}"),
+            ("a/agent_session/ID", "/agents/sessions/{session_id}"),
+        ),
+        first_damage,
+    ):
+        keys = [key for key in families_of(world, "a")[family] if any(key.endswith(each) for each in ids.values())]
+        assert keys, family
+        originals = {key: value for key in keys if (value := read_stored(world.database, key)) is not None}
+        damage = DAMAGES[number % len(DAMAGES)]
+        write_stored(world.database, {key: damaged_bytes(value, damage) for key, value in originals.items()})
+        status, answer = await world.ask("a", "DELETE", path.format(**ids))
+        assert status == 200, answer
+        assert all(read_stored(world.database, key) is None for key in keys), family
