@@ -85,7 +85,7 @@ async def test_a_message_names_its_container_and_the_next_one_may_use_it(send: A
 @both
 @needs_sandbox
 async def test_a_program_has_the_exit_code_that_python_would_have(send: Any) -> None:
-    slow = [code("print('begun', flush=True)", "while True: pass", id="c3")]
+    slow = [code("import time", "print('begun', flush=True)", "time.sleep(100)", id="c3")]
     turns: Any = [[code("1 / 0", id="c1")], [code("import os", "os._exit(3)", id="c2")], slow, DONE, DONE]
     async with interpreting(*turns, python={"timeout_s": 1}) as served, messages_client(served) as client:
         answer = await send(client, tools=[EXECUTION])
