@@ -29,6 +29,10 @@ WebhookEvent = Literal[
     "agent.session.idle",
     "agent.session.failed",
     "agent.session.action_required",
+    "agent.environment.ready",
+    "agent.environment.failed",
+    "agent.environment.suspended",
+    "agent.environment.expired",
 ]
 WEBHOOK_EVENTS: Final[tuple[str, ...]] = get_args(WebhookEvent)
 """The types of events that webhooks get here."""

@@ -448,9 +448,12 @@ class Transition:
         return show_turn(self.ref, self.record.agent_id, self.turn.id, self.turn_record)
 
     def _emit_session(self, name: str) -> None:
-        self.emit(f"{_SESSION}.{name}", session=self.show_session())
+        session = self.show_session()
+        self.emit(f"{_SESSION}.{name}", session=session)
         if name != "requires_action":  # whose webhook names the action
-            self.webhooks.append((f"{_SESSION}.{name}", {}))
+            environment: Json = session["environment"]
+            ids = {"environment_id": environment["id"]} if "id" in environment else {}
+            self.webhooks.append((f"{_SESSION}.{name}", {"environment_type": environment["type"], **ids}))
 
 
 def _cancelled_answer(action: Action) -> Json:

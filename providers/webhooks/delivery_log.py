@@ -14,8 +14,8 @@ import msgspec
 from apis.observation.details import DeliveryAttempt, DeliverySummary
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import KVStore, Op, Put
-from apis.storage.records import decode_record, delete_all, encode_record
-from providers.common.state.scan import list_records
+from apis.storage.records import delete_all, encode_record
+from providers.common.state.scan import decode_or_skip, list_records
 
 DeliveryStatus = Literal["pending", "delivered", "failed"]
 
@@ -70,13 +70,13 @@ class WebhookLog:
         next_attempt_at: float | None = None,
     ) -> list[Op]:
         """Return the operations that add an attempt to the delivery at `place`: its tenant, response and id. There are
-        none where the delivery is not in the log, because its response was deleted. Only the holder of the delivery
-        may write them."""
+        none where the delivery is not in the log, because its response was deleted, or cannot be read there: it would
+        be sent again and again. Only the holder of the delivery may write them."""
         key = _key(*place)
         entry = await self._kv.get(key)
-        if entry is None:
+        record = None if entry is None else decode_or_skip(self._kv, key, entry, DeliveryRecord)
+        if record is None:
             return []
-        record = decode_record(entry, DeliveryRecord)
         if attempt.error is not None:
             attempt.error = attempt.error[:_MAX_ERROR_CHARS]
         record.attempts = [*record.attempts, attempt][-_MAX_ATTEMPTS:]

@@ -8,7 +8,7 @@ The events of an endpoint wait in the queue `TENANT~ID` (`queue.py`); no tenant'
 import base64
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from apis.storage.pages import Page
 from apis.storage.records import decode_record, delete_all
 from apis.webhooks import (
     OLD_SECRET_LIFE_S,
+    WEBHOOK_EVENTS,
     CreateWebhookEndpoint,
     UpdateWebhookEndpoint,
     WebhookEndpoint,
@@ -37,7 +38,19 @@ from providers.webhooks.sending import post_event
 
 _SECRET_BYTES: Final = 32
 _SHOWN_CHARS: Final = 4
-_SAMPLE_IDS: Final = {"response": "resp_sample", "batch": "batch_sample"}
+_SAMPLE_IDS: Final[Mapping[str, str]] = {
+    "response": "resp_sample",
+    "batch": "batch_sample",
+    "agent.session": "sess_sample",
+    "agent.environment": "env_sample",
+}
+"""Ids of the objects of sample events, by what comes before the last dot of the event's type."""
+_SAMPLE_ACTION: Final = {"required_action": {"type": "function_call"}}
+_SAMPLE_DATA: Final[Mapping[str, Mapping[str, object]]] = {
+    **{name: {"environment_type": "none"} for name in WEBHOOK_EVENTS if name.startswith("agent.session.")},
+    "agent.session.action_required": _SAMPLE_ACTION,
+}
+"""Data of sample events besides the id, by their types."""
 
 
 class WebhookEndpointOptions(BaseModel):
@@ -158,8 +171,8 @@ class StoredWebhookEndpoints:
         if place is None:
             raise RateLimited("Too many webhook deliveries are under way.", retry_after_s=1)
         with place:
-            sample_id = _SAMPLE_IDS[event_type.partition(".")[0]]
-            body = build_event_json(event_type, sample_id, int(time.time()))
+            sample_id = _SAMPLE_IDS[event_type.rpartition(".")[0]]
+            body = build_event_json(event_type, sample_id, int(time.time()), _SAMPLE_DATA.get(event_type))
             hook = self._to_webhook(tenant, record)
             attempt = await post_event(self._fetcher, hook, f"wh_{secrets.token_hex(16)}", body)
         if attempt.status_code is None:

@@ -21,7 +21,9 @@ from providers.agents.transition import Transition
 from providers.common.jobs import JobRecord
 from providers.common.state.change import write_prepared
 
-_WEBHOOKS: Final = ("ready", "failed", "suspended", "expired")
+_EARLY_WEBHOOKS: Final = ("ready", "failed")
+"""Statuses of which webhooks hear while the environment has no session, whose events say them."""
+_WEBHOOKS: Final = ("suspended", "expired")
 
 
 class EnvironmentChange:
@@ -38,7 +40,7 @@ class EnvironmentChange:
         """Give the environment another status, with its event."""
         self.record.status, self.record.error = status, error
         self._emit(status, environment=show_state(self.ref, self.record))
-        if status in _WEBHOOKS:
+        if status in _WEBHOOKS or (status in _EARLY_WEBHOOKS and self.session is None):
             self.webhooks.append(f"agent.environment.{status}")
 
     def reset(self) -> None:

@@ -32,13 +32,16 @@ from tests.support.sdk.environments import (
 from tests.support.sdk.input_model import MODEL, play
 from tests.support.sdk.sessions import CANCEL, kinds, list_items, message, rest, send
 from tests.support.servers.serving import Served, serving
-from tests.support.waiting import until_empty
+from tests.support.servers.webhook_receiver import receiving
+from tests.support.waiting import until, until_empty
 
 Json = dict[str, Any]
 pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+ENVIRONMENT_EVENTS = [f"agent.environment.{each}" for each in ("ready", "failed", "suspended", "expired")]
+EVENTS = [*ENVIRONMENT_EVENTS, "agent.session.created"]
 BRIEF: Json = {**MORE, "agents": {**MORE["agents"], "environment_idle_s": 1, "environment_days": 1 / 86_400}}
 
 
@@ -152,7 +155,11 @@ async def test_a_workspace_that_is_lost_in_a_turn_is_as_it_was_saved(pair: tuple
 async def test_an_idle_workspace_is_suspended_resumed_and_at_last_expires(tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     session: Any = None
-    async with serving(MODEL, kv_store=store, tool_runtime=PYTHON, more=BRIEF) as served:
+    sections: Json = {"kv_store": store, "tool_runtime": PYTHON, "more": BRIEF}
+    async with (
+        receiving() as receiver,
+        serving(MODEL, webhooks={"receivers": [receiver.hook(events=EVENTS)]}, **sections) as served,
+    ):
         client = served.client
         session = await run_hosted(client, [shell("echo kept > a")], files=[inline("/workspace/b", "b\n")])
         await reach_status(client, environment_id(session), "suspended")
@@ -166,6 +173,17 @@ async def test_an_idle_workspace_is_suspended_resumed_and_at_last_expires(tmp_pa
 
         await until_empty(list_early, 20)  # without a session, nothing is left of one that has expired
         assert await served.stack.kv_store.scan(f"default/agent_environment_spec/{early.id}") == []
+        own_id = environment_id(session)
+        expected = {(early.id, "ready"), (early.id, "expired"), (own_id, "suspended"), (own_id, "expired")}
+
+        def list_events() -> list[Any]:
+            return [receiver.unwrap(*each) for each in receiver.requests]
+
+        await until(lambda: expected <= {(each.data.id, each.type.rpartition(".")[2]) for each in list_events()})
+        # the events of its session say that it is ready
+        assert (own_id, "agent.environment.ready") not in {(each.data.id, each.type) for each in list_events()}
+        [created] = [each.data for each in list_events() if each.type == "agent.session.created"]
+        assert (created.environment_type, created.environment_id) == ("openai_hosted", own_id)
         await send(client, session.id, message(play([shell("ls")])))
         assert (await rest(client, session.id)).status == "failed"
         events = kinds(await read_to_rest(client, session.id, 3))

@@ -257,6 +257,7 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
     assert {event.data.id for event in events} == {session.id}
     [waiting] = [event for event in events if event.type == "agent.session.action_required"]
     assert waiting.data.required_action.type == "function_call"
+    assert {event.data.environment_type for event in events if event is not waiting} == {"none"}
 
 
 @pytest.mark.parametrize("path", ["/agents/sessions/s/traces"])

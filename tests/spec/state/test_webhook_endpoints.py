@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, InvalidWebhookSignatureError, NotFoundError
 from openai.types.webhooks import WebhookEndpoint, WebhookEndpointTestResult, WebhookEndpointWithSecret
+from openai.types.webhooks.unwrap_webhook_event import UnwrapWebhookEvent
 from openai.types.webhooks.webhook_event_type_list import WebhookEventTypeList
+from pydantic import TypeAdapter
 
 from apis.storage.kv_store import Put
+from apis.webhooks import WEBHOOK_EVENTS
 from providers.webhooks.endpoints import WebhookEndpointOptions
 from tests.spec.state.test_webhooks import nothing_left
 from tests.support.sdk.batch_files import batch_line, create_batch
@@ -202,6 +205,18 @@ async def test_a_test_event_reports_the_answer_of_the_endpoint() -> None:
         with pytest.raises(BadRequestError) as refusal:
             await own.test(hook.id, event_type="video.completed")
         assert refusal.value.param == "event_type"
+
+
+@pytest.mark.parametrize("event_type", WEBHOOK_EVENTS)
+async def test_a_test_event_of_every_type_is_one_that_the_sdk_reads(event_type: str) -> None:
+    async with served_with_receiver() as (served, receiver):
+        hook = await endpoints(served.client).create(name="mine", url=receiver.url, event_types=[event_type])
+        result = await endpoints(served.client).test(hook.id, event_type=event_type)
+        assert (result.status_code, result.event_type) == (200, event_type)
+    [(headers, body)] = receiver.requests
+    assert receiver.unwrap(headers, body, hook.signing_secret).type == event_type
+    read: Any = TypeAdapter(UnwrapWebhookEvent).validate_json(body)
+    assert read.type == event_type
 
 
 async def test_without_private_an_endpoint_in_the_network_of_the_server_is_never_connected_to() -> None:

@@ -10,6 +10,7 @@ import pytest
 from openai import InvalidWebhookSignatureError
 
 from apis.errors import ConfigError
+from apis.storage.kv_store import KVStore, Put
 from stack.config import StackConfig
 from stack.wiring import wire_providers, wiring_lines
 from tests.support.sdk.client import sdk_client
@@ -98,6 +99,26 @@ async def test_what_was_not_taken_is_sent_again_under_the_same_id() -> None:
             await nothing_left(served)
     assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
     assert len({body for _, body in receiver.requests}) == 1
+
+
+async def test_what_was_taken_is_not_sent_again_where_its_log_is_damaged() -> None:
+    async with receiving() as receiver:
+        statuses = chain([500], repeat(204))
+        receiver.answer = lambda: next(statuses)
+        async with serving(**webhooks_section(receiver.hook(retry_s=1))) as served:
+            await begin(served)
+            await receiver.come(1)
+            kv = served.stack.kv_store
+            await until(lambda: _is_logged(kv))
+            [(key, _)] = await kv.scan("default/webhook_delivery/")
+            await kv.write([Put(key, b"no record")])
+            await receiver.come(2)
+            await nothing_left(served)
+    assert len(receiver.requests) == 2
+
+
+async def _is_logged(kv: KVStore) -> bool:
+    return b'"attempt_count":1' in (await kv.scan("default/webhook_delivery/"))[0][1].value
 
 
 async def nothing_left(served: Served) -> None:
