@@ -44,7 +44,7 @@ _SAMPLE_IDS: Final[Mapping[str, str]] = {
     "agent.session": "sess_sample",
     "agent.environment": "env_sample",
 }
-"""Ids of the objects of sample events, by what comes before the last dot of the event's type."""
+"""Ids of the objects of sample events, by the beginning of the type of the event, before its last dot."""
 _SAMPLE_ACTION: Final = {"required_action": {"type": "function_call"}}
 _SAMPLE_DATA: Final[Mapping[str, Mapping[str, object]]] = {
     **{name: {"environment_type": "none"} for name in WEBHOOK_EVENTS if name.startswith("agent.session.")},

@@ -17,8 +17,10 @@ import pytest
 
 from tests.support.counting_store import CountingSQLite
 from tests.support.models.images import PIXEL_URL
+from tests.support.models.skill_archives import FRONT_MATTER, inline, pack
 from tests.support.sdk.answer_shapes import call, function
 from tests.support.sdk.conversations import conversations
+from tests.support.sdk.file_search_stack import store_of, vector_sections
 from tests.support.sdk.requests import create
 from tests.support.servers.mcp_server import RealServer
 from tests.support.servers.mcp_stack import mcp, with_mcp
@@ -34,6 +36,7 @@ SANDBOX = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap i
 OTHERS = ("custom", "apply_patch", "local shell", "shell of the client", "shell of the server", "MCP")
 """Cases of the long run: four are stored as calls of functions are, and two as another case of their server."""
 CLICK: Json = {"type": "click", "x": 1, "y": 2, "button": "left"}
+SKILL = pack(("greeting/SKILL.md", FRONT_MATTER))
 PYTHON: Json = {"provider": "python", "timeout_s": 20, **SHARED_PYTHON}
 
 
@@ -119,6 +122,31 @@ CASES: dict[str, Case] = {
         call("shell", '{"commands": ["echo a > f"]}'),
         sections={"tool_runtime": PYTHON},
     ),
+    "skill of the request": Case(
+        {"type": "shell", "environment": {"type": "container_auto", "skills": [inline(SKILL)]}},
+        call("shell", '{"commands": ["cat /mnt/skills/greeting/SKILL.md"]}'),
+        sections={"tool_runtime": PYTHON},
+    ),
+    "stored skill": Case(
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        call("shell", '{"commands": ["cat /mnt/skills/greeting/SKILL.md"]}'),
+        sections={"tool_runtime": PYTHON, "skills": {"provider": "kv"}},
+    ),
+    "file search": Case({"type": "file_search"}, call("file_search", '{"queries": ["whales"]}'), state_bytes=90_000),
+    "computer of the preview": Case(
+        {"type": "computer_use_preview", "display_width": 1024, "display_height": 768, "environment": "browser"},
+        call("computer", json.dumps({"action": CLICK})),
+        answer_with(
+            "computer_call_output",
+            "computer_call",
+            output={"type": "computer_screenshot", "image_url": PIXEL_URL},
+        ),
+    ),
+    "namespace": Case(
+        {"type": "namespace", "name": "crm", "description": "d", "tools": [function("f")]},
+        call("crm__f"),
+        answer_with("function_call_output", "function_call", output="an output"),
+    ),
     "tool search": Case({"type": "tool_search"}, call("tool_search", '{"query": "weather"}')),
     "MCP": Case({}, call("real__echo", '{"text": "a"}')),
     "MCP with approvals": Case({"require_approval": "always"}, call("real__echo", '{"text": "a"}'), approve),
@@ -140,9 +168,18 @@ async def serving_case(name: str, folder: Path) -> AsyncGenerator[tuple[Served, 
         if name == "tool search":
             tools.append(function("get_weather", description="The weather.", defer_loading=True))
             tools.append(function("list_orders", description="Open orders.", defer_loading=True))
+        more: Json = {"skills": sections.pop("skills")} if "skills" in sections else {}
+        if name == "file search":
+            more = vector_sections(folder)
         store = {"provider": "tests.support.counting_store:CountingSQLite", "path": str(folder / "store.db")}
         inference = {"provider": MODEL, "call": case.call}
-        served = await stacks.enter_async_context(serving(inference, kv_store=store, **sections))
+        served = await stacks.enter_async_context(serving(inference, more=more, kv_store=store, **sections))
+        if name == "file search":
+            tools = [{**case.tool, "vector_store_ids": [(await store_of(served))[0]]}]
+        if name == "stored skill":
+            skill: Any = await served.client.skills.create(files=("s.zip", SKILL, "application/zip"))
+            reference = {"type": "skill_reference", "skill_id": skill.id}
+            tools = [{"type": "shell", "environment": {"type": "container_auto", "skills": [reference]}}]
         yield served, tools
 
 
@@ -165,7 +202,7 @@ async def test_a_turn_of_a_long_conversation_costs_as_much_as_one_of_a_short_one
                 answers = map(CASES[name].answer, response.output)
                 next_input = [answer for answer in answers if answer is not None]
                 called += [item.type for item in response.output if item.type.endswith("_call")]
-            assert called
+            assert called, response
             rows.append(CountingSQLite.rows["default"] - before[0])
             sizes.append(CountingSQLite.sizes["default"] - before[1])
     assert max(rows[-20:]) <= 1.2 * max(rows[SOME])

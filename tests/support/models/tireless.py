@@ -1,4 +1,4 @@
-"""A model for conversations of any length: it calls one tool in each turn, and then says something."""
+"""A model for conversations of any length: it calls one tool in each turn, and then says something. It embeds too."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,14 +7,15 @@ from typing import Final
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from providers.inference.scripted import AnyScriptLine, CallTool, Say, Scripted
+from tests.support.sdk.file_search_stack import Filing
 
 _SUMMARY_PROMPT: Final = "Stop here and sum up"
 
 
-class Tireless(Scripted):
+class Tireless(Filing):
     """Answers a message with `call`, the result of that with words, and the wish for a summary with a summary."""
 
-    class Config(Scripted.Config):
+    class Config(Filing.Config):
         call: CallTool
 
     def __init__(self, config: Config) -> None:

@@ -37,13 +37,18 @@ class Filing(Scripted):
         return Embeddings([embed(str(text)) for text in request.inputs], 1)
 
 
-@asynccontextmanager
-async def filing(folder: Path, *turns: Script, **sections: Any) -> AsyncGenerator[Served]:
-    """A stack with vector stores, whose model plays `turns`."""
-    more = {
+def vector_sections(folder: Path) -> Json:
+    """The sections of a run config that vector stores need."""
+    return {
         "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
         "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
     }
+
+
+@asynccontextmanager
+async def filing(folder: Path, *turns: Script, **sections: Any) -> AsyncGenerator[Served]:
+    """A stack with vector stores, whose model plays `turns`."""
+    more = vector_sections(folder)
     inference = {"provider": "tests.support.sdk.file_search_stack:Filing", "turns": list(turns)}
     async with serving(inference, more=more, **sections) as served:
         yield served
