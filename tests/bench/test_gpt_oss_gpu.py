@@ -145,6 +145,7 @@ def test_a_part_that_fails_or_has_no_time_is_reported_and_the_next_one_runs(tmp_
     assert "## third" in (tmp_path / "gpt_oss_tiny.md").read_text()
 
 
+@pytest.mark.long  # a process that imports torch
 def test_what_needs_a_server_is_not_imported_before_the_server_is_measured() -> None:
     """A machine with a card may have no more than torch, pydantic and the SDK."""
     report = (

@@ -17,7 +17,7 @@ from tests.support.models.random_checkpoints import TINY, tiny_spec_with, write_
 SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 CONTEXT_TOKENS = 192
 PAGES = 20
-REQUESTS = 30
+REQUESTS = 16
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,7 @@ async def test_drafts_make_fewer_steps_and_no_other_tokens(
     circling: Weights, temperature: float, sequences: int
 ) -> None:
     engine_requests = [
-        EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=60)
+        EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=40)
         for seed in range(sequences)
     ]
     plain, guessing = runner(circling, guesses=False), runner(circling)

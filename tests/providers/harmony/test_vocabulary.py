@@ -49,17 +49,17 @@ WORDS = [
     ],
 ]
 HOSTILE = {
-    "one letter": "a" * 100_000,
-    "random letters": "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=100_000)),
-    "spaces": " " * 100_000,
-    "newlines": "\n" * 100_000,
-    "slashes": "!" + "/" * 100_000,
-    "digits": "1234567890" * 10_000,
-    "families": "👩‍👩‍👧‍👦" * 5_000,
-    "zero width": "\u200b" * 100_000,
-    "combining marks": "e" + "\u0301" * 100_000,
-    "letters newer than this Unicode": "a\u1c8a" * 100_000,
-    "han": "漢" * 100_000,
+    "one letter": "a" * 40_000,
+    "random letters": "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=40_000)),
+    "spaces": " " * 40_000,
+    "newlines": "\n" * 40_000,
+    "slashes": "!" + "/" * 40_000,
+    "digits": "1234567890" * 4_000,
+    "families": "👩‍👩‍👧‍👦" * 2_000,
+    "zero width": "\u200b" * 40_000,
+    "combining marks": "e" + "\u0301" * 40_000,
+    "letters newer than this Unicode": "a\u1c8a" * 40_000,
+    "han": "漢" * 40_000,
     "apostrophes": "a'" * 50_000,
 }
 
@@ -104,7 +104,7 @@ def test_the_pieces_of_ordinary_text_have_the_ids_of_the_whole():
     rng = random.Random(3)
     texts = ["".join(rng.choices(WORDS, k=6 * WINDOW_CHARS)) for _ in range(3)]
     texts += [" ".join(rng.choices(WORDS, k=6 * WINDOW_CHARS))]
-    texts += [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("providers/inference/**/*.py"))]
+    texts += [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("providers/inference/harmony/*.py"))]
     texts += ["7" * 3 * WINDOW_CHARS, "x" + "314159" * WINDOW_CHARS, "0.1," * WINDOW_CHARS, "吾輩は猫である。" * 3000]
     texts += ["a" * 1900 + " " + "=" * 1900 + "\n" + " " * 1900 + "b", "\n" * 1900 + "def", "aB" * 1000 + "1"]
     for text in texts:

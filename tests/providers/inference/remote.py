@@ -58,12 +58,12 @@ def sent(*chunks: Chunk) -> list[Act]:
     return [head(), *(http_chunk(event(chunk)) for chunk in chunks)]
 
 
-async def failure(answer: Answer, **fields: Any) -> tuple[StackError, list[Delta]]:
+async def failure(answer: Answer, request: ChatRequest | None = None, **fields: Any) -> tuple[StackError, list[Delta]]:
     """How a chat fails on this answer, without retries unless they are asked for, and what came before."""
     deltas: list[Delta] = []
 
     async def read(vllm: VLLM) -> None:
-        async for step in vllm.chat(chat_request()):
+        async for step in vllm.chat(request or chat_request()):
             deltas.extend(step)
 
     async with UpstreamServer(answer) as upstream, started(upstream.base_url, **{"max_retries": 0, **fields}) as vllm:

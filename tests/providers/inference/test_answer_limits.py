@@ -8,6 +8,7 @@ import pytest
 
 from apis.deltas import Finish, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import UpstreamError, UpstreamTimeout
+from providers.inference.chat_completions.answer_limits import LOGPROB_BYTES
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.usage import MAX_COUNT, parse_count, parse_usage
 from tests.conformance.inference import drain
@@ -29,6 +30,7 @@ from tests.support.servers.upstream_server import (
 )
 
 MIB = 1024 * 1024
+BOUND = MIB // 16
 
 
 def endless(chunk: Chunk, times: int = 200, pause_s: float = 0.0) -> Repeat:
@@ -47,20 +49,22 @@ def endless(chunk: Chunk, times: int = 200, pause_s: float = 0.0) -> Repeat:
         delta_chunk(refusal="z" * 1000),
         delta_chunk(content="z"),
         call_chunk(0, "z" * 1000),
-        call_chunk(0, "", name="z" * 100),
-        delta_chunk(content="", logprobs={"content": [{"token": "a", "logprob": -1.0}] * 100}),
+        delta_chunk(content="a" * 100, logprobs={"content": [{"token": "a", "logprob": -1.0}] * 100}),
     ],
     ids=lambda chunk: str(chunk["choices"][0]["delta"])[:30],
 )
 async def test_an_answer_without_an_end_has_a_bound(chunk: Chunk) -> None:
-    """Text, reasoning, arguments, names and log probabilities all count."""
-    answer = [*sent(ROLE, call_chunk(0, call_id="c")), endless(chunk, times=50)]
+    """Text, reasoning, arguments and log probabilities all count."""
+    answer = [*sent(ROLE, call_chunk(0, "", call_id="c", name="f")), endless(chunk, times=10)]
     async with asyncio.timeout(8):
-        error, deltas = await failure(answer, max_answer_bytes=MIB // 4)
-    assert type(error).__mro__[1] is UpstreamError or type(error) is UpstreamError
+        error, deltas = await failure(answer, chat_request(logprobs=True), max_answer_bytes=BOUND)
+    assert isinstance(error, UpstreamError)
+    assert f"max_answer_bytes ({BOUND})" in error.message
     size_bytes = sum(len(getattr(delta, "text", "").encode()) for delta in deltas)
-    assert size_bytes < 1.5 * MIB / 4
-    assert len(deltas) < 1.5 * MIB / 4 / 16
+    assert size_bytes < 1.5 * BOUND
+    assert len(deltas) < 1.5 * BOUND / 16
+    logprobs = sum(len(getattr(delta, "logprobs", ())) for delta in deltas)
+    assert logprobs * LOGPROB_BYTES < 1.5 * BOUND
 
 
 async def test_the_error_of_a_large_answer_names_the_setting_and_opens_no_breaker() -> None:

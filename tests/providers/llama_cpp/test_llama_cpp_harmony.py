@@ -136,7 +136,7 @@ async def check_hostile_texts(gpt_oss: LlamaCpp, count: int) -> None:
 
 
 async def test_control_tokens_in_a_users_text_stay_text(gpt_oss: LlamaCpp) -> None:
-    await check_hostile_texts(gpt_oss, 40)
+    await check_hostile_texts(gpt_oss, 16)
 
 
 @pytest.mark.long

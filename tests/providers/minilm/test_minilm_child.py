@@ -32,6 +32,7 @@ def ids(embedder: Embedder, text: str) -> list[int]:
     return [*encoded.ids, *(one for more in encoded.overflowing for one in more.ids)]
 
 
+@pytest.mark.long  # transformers takes seconds to import; llama.cpp makes the same vectors in test_llama_cpp_kinds.py
 def test_vectors_are_those_of_transformers_mean_pooled_and_normalised(folder: Path, embedder: Embedder) -> None:
     modeling: Any = import_module("transformers.models.bert.modeling_bert")  # seconds: only where it is needed
     reference: Any = modeling.BertModel(modeling.BertConfig(**CONFIG), add_pooling_layer=False).eval()

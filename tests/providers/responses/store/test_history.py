@@ -296,16 +296,16 @@ async def test_a_long_chain_costs_what_its_turns_cost_and_one_turn_costs_a_few_c
     stored = Kept()
     sizes: dict[int, int] = {}
     last = await stored.say("first")
-    for number in range(1, 500):
+    for number in range(1, 200):
         before = stored.store.calls
         last = await stored.say(f"turn {number:04d}", last)
         assert stored.store.calls - before <= 3
-        if number in (249, 499):
+        if number in (99, 199):
             rows: Any = await Memory.scan(stored.store, "", limit=100_000)
             sizes[number] = sum(len(key) + len(entry.value) for key, entry in rows)
-    print(f"{sizes[249]:,} bytes for 250 turns, {sizes[499]:,} for 500")
-    assert sizes[499] < 2.05 * sizes[249]
-    assert len((await stored.history.load_history(last, tenant=TENANT)).items) == 1000
+    print(f"{sizes[99]:,} bytes for 100 turns, {sizes[199]:,} for 200")
+    assert sizes[199] < 2.05 * sizes[99]
+    assert len((await stored.history.load_history(last, tenant=TENANT)).items) == 400
     assert len(ITEM_LIST_ADAPTER.validate_json(bytes(await stored.history.load_input_items(last, tenant=TENANT)))) == 1
 
 

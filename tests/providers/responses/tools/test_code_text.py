@@ -93,9 +93,9 @@ def test_other_arguments_are_an_error_for_the_model(written: str) -> None:
 
 
 def test_long_code_in_small_pieces_takes_time_in_proportion_to_its_length() -> None:
-    code = "x" * 300_000
+    code = "x" * 60_000
     assert len(read([*json.dumps({"code": code})])[1]) == len(code)
     with pytest.raises(ToolFailed):
-        read([*'{"code": "\\u', *"Z" * 300_000])
+        read([*'{"code": "\\u', *"Z" * 60_000])
     with pytest.raises(ToolFailed):
-        read([*"{", *" " * 300_000])
+        read([*"{", *" " * 60_000])

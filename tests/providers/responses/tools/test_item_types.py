@@ -11,7 +11,7 @@ from openai.types.responses import ResponseOutputItem
 from apis.wire.item_types import HOSTED_CALL_TYPES, ITEM_TYPES
 from apis.wire.items import Item
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM
-from tests.support.laws.source_trees import ROOT, nodes, python_files, shared_trees
+from tests.support.laws.source_trees import ROOT, files_with, nodes, python_files, shared_trees
 
 __all__ = ["shared_trees"]
 
@@ -72,7 +72,9 @@ def test_only_these_files_know_a_tool_by_its_item() -> None:
     named = re.compile(rf"\b({'|'.join(types)})\b")
     tools = {
         str(file.relative_to(ROOT))
-        for file in python_files("apis", "providers", "stack", "configs")
+        for file in files_with(
+            rf"\b({'|'.join((*types, *classes))})\b", python_files("apis", "providers", "stack", "configs")
+        )
         if any(word in classes or named.search(word) for word in words(file))
     }
     assert {file for file in tools if not file.startswith(TOOLS_AND_WIRE)} == NAME_A_TOOLS_ITEM

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -45,14 +46,14 @@ async def test_no_forbidden_url_of_the_config_is_ever_connected_to(transport: Tr
         assert canary.connections == 0
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("transport", ["streamable_http", "sse"])
-async def test_no_redirect_leads_to_a_forbidden_url(transport: Transport, status: int) -> None:
+async def test_no_redirect_leads_to_a_forbidden_url(transport: Transport) -> None:
+    """Each status leads to some of them: what a redirect is and where it leads are looked at apart."""
     async with Canary() as canary, Site() as site, fetching([canary.port, site.port, 80, 443]) as safe:
-        there = ""
+        there, statuses = "", cycle((301, 302, 303, 307, 308))
 
         async def away(request: web.Request) -> web.StreamResponse:
-            return web.Response(status=status, headers={"Location": there})
+            return web.Response(status=next(statuses), headers={"Location": there})
 
         path = "/sse" if transport == "sse" else "/mcp"
         site.pages[path] = away
