@@ -1,5 +1,6 @@
 """Records in a KVStore: msgspec structs as JSON, encoded and decoded, and all entries below a prefix."""
 
+import asyncio
 import functools
 import logging
 from collections.abc import AsyncGenerator, Generator
@@ -55,8 +56,9 @@ async def scan_all(
         has_more = len(rows) == page_size or sum(entry.max_stored_bytes for _, entry in rows) > PAGE_BYTES
         for row in rows:
             yield row
-        if rows:
+        if has_more:
             after, before = (after, rows[-1][0]) if reverse else (rows[-1][0], before)
+            await asyncio.sleep(0)  # a store within the process answers without a pause
 
 
 async def scan_groups(kv: KVStore, prefix: str, *, limit: int) -> AsyncGenerator[tuple[str, list[tuple[str, Entry]]]]:

@@ -6,13 +6,14 @@ All that says which thing it is stands in the key, so a damaged value silences n
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
-from apis.storage.records import encode_record
+from apis.storage.records import encode_record, scan_all
 from providers.common.jobs import JobRecord
 
-_SCAN_LIMIT: Final = 256
+_PAGE_ROWS: Final = 256
 
 
 class DueRow(NamedTuple):
@@ -38,12 +39,8 @@ def move_due_row(prefix: str, tenant: str, subject_id: str, before: str, due_at:
 
 async def list_due_rows(kv: KVStore, prefix: str, now: float) -> AsyncGenerator[DueRow]:
     """Yield what is due, that which has been due the longest first."""
-    after, end = "", f"{prefix}{int(now * 1000):015d}~"
-    while True:
-        rows = await kv.scan(prefix, after=after, before=end, limit=_SCAN_LIMIT)
-        for key, entry in rows:
+    end = f"{prefix}{int(now * 1000):015d}~"
+    async with aclosing(scan_all(kv, prefix, before=end, page_size=_PAGE_ROWS)) as rows:
+        async for key, entry in rows:
             _, tenant, subject_id = key.removeprefix(prefix).split("/", 2)
             yield DueRow(tenant, subject_id, key, entry)
-        if len(rows) < _SCAN_LIMIT:
-            return
-        after = rows[-1][0]

@@ -1,14 +1,15 @@
 """The tree of a chain: all responses that stand on the same first one, through the lines and branches of History."""
 
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from apis.errors import NotFound
 from apis.storage.kv_store import Entry, KVStore
 from apis.storage.records import decode_record, reading_stored
-from providers.common.state.scan import decode_or_skip, skipping_damaged
+from providers.common.state.scan import scan_records, skipping_damaged
 from providers.responses.store.history_cache import StoredTurn, TurnPosition
 from providers.responses.store.response_record import (
     ResponseRecord,
@@ -18,9 +19,6 @@ from providers.responses.store.response_record import (
     summarize_response,
     turn_key,
 )
-
-_PAGE_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of turns that one read of the store returns: a turn holds its items, of which the tree needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +70,13 @@ async def _find_root_line(kv: KVStore, tenant: str, line: str) -> str:
 
 async def _list_turn_ids(kv: KVStore, tenant: str, line: str, limit: int) -> list[tuple[TurnPosition, str]]:
     """Return the response ids of the first readable turns of a line, by position."""
-    prefix, last_key = f"{tenant}/turn/{line}/", ""
+    prefix = f"{tenant}/turn/{line}/"
     ids: list[tuple[TurnPosition, str]] = []
-    while len(ids) < limit:
-        rows = await kv.scan(prefix, after=last_key, limit=limit - len(ids), max_bytes=_PAGE_BYTES)
-        if not rows:
-            break
-        last_key = rows[-1][0]
-        for key, entry in rows:
-            turn = decode_or_skip(kv, key, entry, StoredTurn)
-            if turn is not None:
-                ids.append((TurnPosition(line, int(key.removeprefix(prefix))), turn.id))
+    async with aclosing(scan_records(kv, prefix, StoredTurn, page_size=limit)) as turns:
+        async for turn in turns:
+            ids.append((TurnPosition(line, int(turn.key.removeprefix(prefix))), turn.record.id))
+            if len(ids) == limit:
+                break
     return ids
 
 
