@@ -10,10 +10,12 @@ What a delta does depends only on its type and on what is open:
     * a delta of another phase closes the message and opens another
     ** a ReasoningSummaryDelta ends the open reasoning's text and grows its summary; reasoning after it opens another
 
-Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. The item of a
-call opens at once, or when its arguments are complete or valid, as its `opens` says. The output grows exactly when an
-item opens, and an item's output_index is its position there. Opening and closing are one method each, so that no kind
-of item can miss its `added` or its `done` event.
+Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. Their events
+never interleave, since some clients add each delta to the newest call: a call that begins while the item of another one
+grows waits until other output or the end of the turn. The item of a call opens at once, or when its arguments are
+complete or valid, as its `opens` says. The output grows exactly when an item opens, and an item's output_index is its
+position there. Opening and closing are one method each, so that no kind of item can miss its `added` or its `done`
+event.
 """
 
 from collections.abc import Container
@@ -40,7 +42,7 @@ from apis.events import EventList
 from apis.wire.base import Phase
 from apis.wire.item_types import id_prefix
 from providers.responses.events.citations import CitationScanner
-from providers.responses.events.open_items import FinalItemStatus, OpenMessage, OpenReasoning
+from providers.responses.events.open_items import FinalItemStatus, GrowingText, OpenMessage, OpenReasoning
 from providers.responses.events.output import ResponseOutput, count_chars
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import Call, ClientCall, HostedCall, ItemCall
@@ -68,10 +70,12 @@ class TurnStream:
         "_delayed_chars",
         "_first_index",
         "_growing_call_ids",
+        "_growing_item",
         "_hosted_calls_left",
         "_open_item",
         "_output",
         "_toolbox",
+        "_waiting_calls",
         "async_calls",
         "client_calls",
         "delta_count",
@@ -109,6 +113,8 @@ class TurnStream:
         self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
         self._growing_call_ids: set[str] = set()
+        self._growing_item: Call | None = None
+        self._waiting_calls: dict[str, tuple[ToolCallStart, GrowingText]] = {}
 
     @property
     def continues(self) -> bool:
@@ -136,11 +142,10 @@ class TurnStream:
                     if isinstance(self._open_item, OpenReasoning):
                         self._open_item.append_summary(text, events)
                 case ToolCallStart():
-                    self._close_open_item(events)
-                    self._open_call(delta, events)
+                    self._growing_call_ids = {delta.id}
+                    self._begin_call(delta, events)
                 case ToolArgumentsDelta(id, text):
-                    self._find_call(id).append(text, events)
-                    self._growing_call_ids.add(id)
+                    self._append_arguments(id, text, events)
                 case DelayedOutput(deltas, chars):
                     self.delta_count += deltas - 1
                     self._delayed_chars += chars
@@ -199,6 +204,7 @@ class TurnStream:
 
     def _end_turn(self, finish: Finish, events: EventList) -> None:
         cut = finish.reason in ("length", "content_filter")
+        self._open_waiting_calls(events, is_cut=cut)
         last = len(self._output.items) - 1
         if self._open_item is not None:
             self._close_open_item(events, "incomplete" if cut and self._open_item.index == last else "completed")
@@ -245,6 +251,8 @@ class TurnStream:
         """Open the calls that open when they are complete; return the index of the one that the model wrote last, if
         it was writing one. Unless `are_all_complete`, their arguments must be an object."""
         newest = None
+        if are_all_complete:
+            self._open_waiting_calls(events)
         for call in self.hosted_calls:
             if call.index < 0 and (are_all_complete or call.has_arguments):
                 events += call.place(self._output)
@@ -283,16 +291,49 @@ class TurnStream:
             events += self._open_item.open()
         return self._open_item
 
+    def _begin_call(self, start: ToolCallStart, events: EventList) -> None:
+        """Open the call, or let it wait for one whose item grows: whose arguments are not a whole object yet, or are
+        free text, which has no end of its own."""
+        growing = self._growing_item
+        if growing is not None and not growing.is_custom and growing.has_arguments:
+            growing = self._growing_item = None
+        if start.id in self._calls or start.id in self._waiting_calls:
+            raise UpstreamError("The inference server began two tool calls with one id.")
+        if growing is not None:
+            self._waiting_calls[start.id] = start, GrowingText()
+        else:
+            self._close_open_item(events)
+            self._open_call(start, events)
+
+    def _append_arguments(self, call_id: str, text: str, events: EventList) -> None:
+        self._growing_call_ids.add(call_id)
+        if call_id in self._waiting_calls:
+            self._waiting_calls[call_id][1].append(text)
+        elif (call := self._calls.get(call_id)) is not None:
+            call.append(text, events)
+        else:
+            raise UpstreamError("The inference server sent arguments of a tool call that had not begun.")
+
+    def _open_waiting_calls(self, events: EventList, *, is_cut: bool = False) -> None:
+        """Open the calls that waited, in their order: the model goes on after all calls, or has ended its turn."""
+        waiting, self._waiting_calls = self._waiting_calls, {}
+        for start, arguments in waiting.values():
+            growing = self._growing_item
+            if growing is not None and not (is_cut and growing.call_id in self._growing_call_ids):
+                growing.end_arguments(events)
+            self._open_call(start, events)
+            if text := str(arguments):
+                self._calls[start.id].append(text, events)
+        self._growing_item = None
+
     def _open_call(self, start: ToolCallStart, events: EventList) -> None:
         self._open_complete_calls(events, are_all_complete=False)
-        self._growing_call_ids = {start.id}
-        if start.id in self._calls:
-            raise UpstreamError("The inference server began two tool calls with one id.")
         call = self._calls[start.id] = self._create_call(start)
         if isinstance(call, HostedCall):
             self.hosted_calls.append(call)
         if isinstance(call, ItemCall) and call.opens == "at once":
             events += call.place(self._output)
+            self._growing_item = call
 
     def _create_call(self, start: ToolCallStart) -> Call:
         """Return the call, which is rejected where it may not be run."""
@@ -317,11 +358,6 @@ class TurnStream:
         events += call.place(self._output)
         self._end_item(call.close("completed"), events)
         (self.async_calls if call.is_async else self.client_calls).append(call)
-
-    def _find_call(self, call_id: str) -> Call:
-        if (call := self._calls.get(call_id)) is None:
-            raise UpstreamError("The inference server sent arguments of a tool call that had not begun.")
-        return call
 
     def _close_open_item(self, events: EventList, status: FinalItemStatus = "completed") -> None:
         if self._open_item is not None:

@@ -66,11 +66,16 @@ class Call:
         """Take more of the arguments, and add the events that show them, if any, to `events`."""
         self._argument_text.append(text)
 
+    def end_arguments(self, events: EventList) -> None:
+        """Complete the shown arguments, before the item of another call opens."""
+        return
+
     @property
     def has_arguments(self) -> bool:
         """The arguments so far are a whole object."""
         with suppress(ToolFailed):
-            return bool(self.text and self.parse_arguments())
+            self.parse_arguments()
+            return bool(self.text.strip())
         return False
 
     def parse_arguments(self) -> dict[str, Any]:

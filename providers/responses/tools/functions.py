@@ -73,11 +73,15 @@ class FunctionToolCall(_NamedCall):
         super().append(text, events)
         events.append(arguments_delta_event(self.id, self.index, text))
 
-    def close(self, status: str) -> EventList:
-        events: EventList = []
-        if not self._has_text and status == "completed":
+    def end_arguments(self, events: EventList) -> None:
+        if not self._has_text:
             self._leading_blanks = ""
             self.append(EMPTY_ARGUMENTS, events)
+
+    def close(self, status: str) -> EventList:
+        events: EventList = []
+        if status == "completed":
+            self.end_arguments(events)
         # some clients read the name, which older SDKs require
         done_event = self.text_event("done", name=self._client_tool.name, arguments=self.text)
         return [*events, done_event, *super().close(status)]

@@ -43,6 +43,11 @@ def without(*positions: int) -> Callable[[Events], Events]:
     return lambda events: [event for at, event in enumerate(events) if at not in positions]
 
 
+def second_call(events: Events) -> Events:
+    """A whole block of another call."""
+    return [{**event, "index": 2} for event in events[5:8]]
+
+
 BROKEN: dict[str, tuple[Callable[[Events], Events], int]] = {
     "no start": (without(0), 2),
     "two starts": (lambda events: [events[0], *events], 2),
@@ -54,6 +59,7 @@ BROKEN: dict[str, tuple[Callable[[Events], Events], int]] = {
     "thinking after its signature": (lambda events: [*events[:3], events[3], events[2], *events[4:]], 5),
     "no signature": (without(3), 5),
     "arguments that are cut": (change(6, "delta", "partial_json", value='{"a":'), 5),
+    "two calls in turns": (lambda events: [*events[:6], *second_call(events), *events[6:]], 5),
     "no stop_reason": (change(8, "delta", "stop_reason", value=None), 6),
     "no message_stop": (without(9), 6),
     "end_turn with a call": (change(8, "delta", "stop_reason", value="end_turn"), 7),

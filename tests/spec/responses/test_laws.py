@@ -143,6 +143,13 @@ def deltas_of_both_calls_in_one(events: Events) -> None:
     events[:] = stream(call(0, '{"a": 1}', '{"b": 2}'))
 
 
+def calls_in_turns(events: Events) -> None:
+    """Let the first call go on after the second has begun."""
+    second = [one["type"] for one in events].index("response.output_item.added", 3)
+    events[second - 1], events[second] = events[second], events[second - 1]
+    events[:] = numbered(events)
+
+
 ADDED, DONE, ITEM_DONE = "content_part.added", "content_part.done", "output_item.done"
 CITE = "annotation.added"
 FAULTS: list[tuple[int, str, str, Mutation]] = [
@@ -236,6 +243,7 @@ FAULTS: list[tuple[int, str, str, Mutation]] = [
     (8, "no call id", "custom", everywhere("call_0", "")),
     (8, "no arguments.done", "calls", without("arguments.done")),
     (8, "two calls in one", "calls", deltas_of_both_calls_in_one),
+    (8, "two calls in turns", "calls", calls_in_turns),
     (9, "a search that never searched", "search", without("search_call.searching")),
     (9, "code run before it is written", "code", without("code.done")),
     (9, "an end that is both", "mcp", inserted(4, event("mcp_list_tools.failed", item_id="mcpl_0", output_index=0))),

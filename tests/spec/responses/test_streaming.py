@@ -127,7 +127,8 @@ async def test_text_and_refusal_are_two_parts_of_one_message() -> None:
     assert [part.type for part in message.content] == ["output_text", "refusal"]
 
 
-async def test_deltas_of_parallel_calls_name_their_own_items() -> None:
+async def test_deltas_of_parallel_calls_name_their_own_items_one_after_another() -> None:
+    """LangChain adds each delta to the newest call, and an engine may write several in turns."""
     async with serving(scripted(SHAPES["calls in parallel"])) as served:
         events = await stream(served)
     texts: dict[str, str] = {}
@@ -137,7 +138,8 @@ async def test_deltas_of_parallel_calls_name_their_own_items() -> None:
             texts[event.item_id] = texts.get(event.item_id, "") + event.delta
             order.append(event.output_index)
     assert [*texts.values()] == ['{"a":1}', '{"b":2}', '{"c":3}']
-    assert order[:4] == [0, 1, 2, 0]
+    assert order == sorted(order)
+    assert {*order} == {0, 1, 2}
     assert texts == {item.id: item.arguments for item in events[-1].response.output}
 
 

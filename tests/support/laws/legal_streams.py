@@ -153,9 +153,9 @@ def cited() -> list[tuple[str, Json]]:
     return steps
 
 
-def interleaved(first: Events, second: Events) -> Events:
-    """Both added, deltas in turns, both done."""
-    return [one for pair in zip(first, second, strict=True) for one in pair]
+def parallel(first: Events, second: Events) -> Events:
+    """The first added and its deltas, then the second, and both done: the last two events of each."""
+    return [*first[:-2], *second[:-2], *first[-2:], *second[-2:]]
 
 
 def shell(index: int, *commands: tuple[str, ...], outputs: Events, steps: list[tuple[int, Json]]) -> Events:
@@ -198,7 +198,7 @@ LEGAL: dict[str, Events] = {
     "reasoning": stream(reasoning(0, "thin", "king"), message(1, part("output_text", "Hi"))),
     "summary": stream(reasoning(0, "in ", "short", summary=True), message(1, part("output_text", "Hi"))),
     "no reasoning to show": stream(reasoning(0), message(1, part("output_text", "Hi"))),
-    "calls": stream(interleaved(call(0, '{"a"', ": 1}"), call(1, '{"b"', ": 2}"))),
+    "calls": stream(parallel(call(0, '{"a"', ": 1}"), call(1, '{"b"', ": 2}"))),
     "custom": stream(call(0, "*** ", "Begin", kind="custom_tool_call", key="input")),
     "search": stream(reasoning(0, "hm"), web_search(1, *TRIO), message(2, cited())),
     "failed search": stream(web_search(0, "in_progress", "searching", status="failed"), call(1, "{}")),

@@ -4,7 +4,7 @@
 2  message_start is first, once, with an empty message whose stop_reason is null
 3  blocks are numbered 0, 1, 2, ...; each starts once and stops once
 4  a delta belongs to an open block, and is of its kind
-5  tool input is JSON, if it is whole; thinking has one signature, which is its last delta
+5  tool input is JSON, if it is whole; it grows in the newest block alone; thinking has one signature, its last delta
 6  message_delta comes once, after all blocks, with a stop_reason and the whole usage; message_stop is last
 7  with a whole call the stop_reason is tool_use
 8  after an error there is no more than message_stop; pings may stand anywhere before the end
@@ -84,6 +84,8 @@ def check_message_events(events: list[Json], *, whole: bool = True) -> None:
             assert not ending, "law 6: a block goes on after the end"
             index: int = event["index"]
             assert index < len(blocks), f"law 4: block {index} has not started"
+            grows = kind == "content_block_delta" and event["delta"]["type"] == "input_json_delta"
+            assert not grows or index == len(blocks) - 1, f"law 5: block {index} grows after a later one has started"
             blocks[index].feed(event)
         else:
             assert kind in ("message_delta", "message_stop", "error"), f"law 1: unknown event {kind}"

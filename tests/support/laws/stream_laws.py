@@ -7,7 +7,8 @@
  5  an event belongs to an open item and names it by id and index; parts open before their text, and count from 0
  6  a done text is its deltas put together, and is what the finished part and item hold
  7  reasoning: parts of reasoning_text, then parts of summary; each may be absent
- 8  function and custom calls: deltas, done, item done; call ids are unique; calls are not run together
+ 8  function and custom calls: deltas, done, item done; call ids are unique; calls are not run together. Of all calls,
+    only the newest one grows
  9  hosted tools go through their stages in order
 10  annotations come once each, count from 0, and point into the text that has been sent
 11  exactly one terminal event, last, whose response has its status
@@ -295,6 +296,8 @@ class _Stream:
             ]
             self.law(5, event[index_key] == len(item.fields[list_key]), f"{index_key} is {event[index_key]}")
         if step == "delta":
+            is_newest = not any(other.kind.endswith("_call") for other in self.items[item.index + 1 :])
+            self.law(8, is_newest or not item.kind.endswith("_call"), "a later call has begun")
             item.chunks.append(event["delta"])
             item.chars += len(event["delta"])
             return

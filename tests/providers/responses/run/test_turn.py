@@ -156,17 +156,19 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
             ToolArgumentsDelta("c2", "]"),
             ToolArgumentsDelta("c1", "}"),
         ],
-        [
-            "0 output_item.added function_call in_progress",
-            "1 output_item.added function_call in_progress",
-            "1 function_call_arguments.delta '[1'",
-            "0 function_call_arguments.delta '{'",
-            "1 function_call_arguments.delta ']'",
-            "0 function_call_arguments.delta '}'",
-            *CLOSED_CALL,
-            "1 function_call_arguments.done '[1]'",
-            "1 output_item.done function_call completed",
-        ],
+        [*call(0, "{", "}")[:3], *call(1, "[1]")[:2], *CLOSED_CALL, *call(1, "[1]")[2:]],
+    ),
+    "whole call, call": (
+        [START, ARGUMENTS, ToolCallStart("c2", "g"), ToolArgumentsDelta("c2", "{"), ToolArgumentsDelta("c2", "}")],
+        [*OPEN_CALL, *call(1, "{", "}")[:3], *CLOSED_CALL, *call(1, "{", "}")[3:]],
+    ),
+    "call without arguments, call": (
+        [START, ToolCallStart("c2", "g"), ToolArgumentsDelta("c2", "{"), ToolArgumentsDelta("c2", "}")],
+        [*OPEN_CALL, *call(1, "{}")[:2], *CLOSED_CALL, *call(1, "{}")[2:]],
+    ),
+    "interleaved calls, text": (
+        [START, ToolCallStart("c2", "g"), ToolArgumentsDelta("c2", "[]"), ARGUMENTS, TextDelta("a")],
+        [*OPEN_CALL, *call(1, "[]")[:2], *message(2, "a")[:3], *message(2, "a")[3:], *CLOSED_CALL, *call(1, "[]")[2:]],
     ),
 }
 
@@ -199,6 +201,13 @@ CUTS: dict[str, tuple[list[Delta], list[str]]] = {
         [*thought(0, "a"), *message(1, "b", status="incomplete")],
     ),
     "call after a message": ([TextDelta("a"), START], [*message(0, "a"), *call(1, status="incomplete")]),
+    "interleaved calls": (
+        [START, ToolCallStart("c2", "g"), ToolArgumentsDelta("c2", "["), ToolArgumentsDelta("c1", "{")],
+        [
+            *(*call(0, "{")[:2], *call(1, "[")[:2]),
+            *(*call(0, "{", status="incomplete")[2:], *call(1, "[", status="incomplete")[2:]),
+        ],
+    ),
 }
 
 
@@ -242,6 +251,15 @@ def test_breaking_off_closes_all_that_is_open() -> None:
         line(event).rpartition(" ")[2] for event in turn.close_open_items() if event.type == "response.output_item.done"
     ] == ["incomplete"] * 3
     assert len(output.finished_items()) == 3
+
+
+def test_the_items_of_sequential_calls_open_as_the_calls_begin() -> None:
+    """A call waits for another one only where that may still grow."""
+    turn, output = turn_of()
+    turn.feed([START, ToolArgumentsDelta("c1", '{"a": {}'), ToolArgumentsDelta("c1", "}"), ToolCallStart("c2", "g")])
+    assert len(output.items) == 2
+    turn.feed([ToolArgumentsDelta("c2", "{"), ToolCallStart("c3", "f")])
+    assert len(output.items) == 2
 
 
 @pytest.mark.parametrize("name", ["f", WEB_SEARCH_FUNCTION])
