@@ -247,6 +247,7 @@ class SessionStore:
             await delete_all(self.kv, ref.prefix(kind))
         if not ref.subagent_id:
             await delete_all(self.kv, ref.event_prefix)
+            await self._webhooks.forget_deliveries(ref.id, tenant=ref.tenant)
             self.logs.wakeups.wake(ref.id)
 
 

@@ -376,6 +376,7 @@ class HostedEnvironments:
                     ops.append(Delete(due_key))
         await self.kv.write(ops)
         await delete_all(self.kv, ref.added_prefix)
+        await self.store.forget_deliveries(ref)
 
     def _ref_of(self, session: Transition) -> EnvironmentRef:
         return EnvironmentRef(session.ref.tenant, session.record.environment_id)

@@ -93,6 +93,10 @@ class EnvironmentStore:
         self.sessions = sessions
         self._webhooks = webhooks
 
+    async def forget_deliveries(self, ref: EnvironmentRef) -> None:
+        """Delete the log of the webhook deliveries of an environment."""
+        await self._webhooks.forget_deliveries(ref.id, tenant=ref.tenant)
+
     async def load(self, ref: EnvironmentRef) -> EnvironmentRecord:
         """Return an environment. Raises AgentNotFound."""
         entry = await self.kv.get(ref.key)

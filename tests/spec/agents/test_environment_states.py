@@ -173,6 +173,7 @@ async def test_an_idle_workspace_is_suspended_resumed_and_at_last_expires(tmp_pa
 
         await until_empty(list_early, 20)  # without a session, nothing is left of one that has expired
         assert await served.stack.kv_store.scan(f"default/agent_environment_spec/{early.id}") == []
+        await until_empty(lambda: served.stack.kv_store.scan(f"default/webhook_delivery/{early.id}/"))
         own_id = environment_id(session)
         expected = {(early.id, "ready"), (early.id, "expired"), (own_id, "suspended"), (own_id, "expired")}
 

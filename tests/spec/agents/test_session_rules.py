@@ -260,6 +260,20 @@ async def test_webhooks_are_sent_of_the_changes_of_a_session() -> None:
     assert {event.data.environment_type for event in events if event is not waiting} == {"none"}
 
 
+async def test_a_deleted_session_leaves_no_log_of_its_webhooks() -> None:
+    async with receiving() as receiver:
+        receiver.answer = lambda: 500
+        async with serving(scripted([{"text": "done"}]), webhooks={"receivers": [receiver.hook()]}) as served:
+            session = await run_session(served.client)
+            kv, prefix = served.stack.kv_store, f"default/webhook_delivery/{session.id}/"
+            assert len(await kv.scan(prefix)) == 3  # it was created, works and is idle
+            await served.client.beta.agents.sessions.delete(session.id)
+            assert await kv.scan(prefix) == []
+            begun = len(receiver.requests)
+            await receiver.arrival(begun + 3)  # what waits is still sent, and is not logged again
+            assert await kv.scan(prefix) == []
+
+
 @pytest.mark.parametrize("path", ["/agents/sessions/s/traces"])
 async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:
     with pytest.raises(openai.BadRequestError, match="not offered"):
