@@ -127,7 +127,8 @@ class TurnStream:
         and where events have no readers."""
         self.delta_count += len(batch)
         events: EventList = []
-        for delta in batch if self._shows_each(batch) else join_deltas(batch):
+        most_apart = _BURST_DELTAS if self._output.has_readers else 0
+        for delta in batch if len(batch) <= most_apart else join_deltas(batch):
             match delta:
                 case TextDelta(text, logprobs, phase):
                     message = self._open_item
@@ -155,9 +156,6 @@ class TurnStream:
                 case _:
                     assert_never(delta)
         return events
-
-    def _shows_each(self, batch: DeltaBatch) -> bool:
-        return self._output.has_readers and len(batch) <= _BURST_DELTAS
 
     def close_open_items(self) -> EventList:
         """Return the events that close the open items of a turn without a finish, as incomplete."""
