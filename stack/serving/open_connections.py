@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from providers.common.fair_turns import TenantTurn
 from stack.http.peer import Peer
+
+if TYPE_CHECKING:  # a connection has its peer
+    from stack.serving.connection import HttpServerConnection
 
 PROBE_RESERVE: Final = 64
 """Connections above `max_connections` that are accepted, because a probe may be among them."""
@@ -15,27 +18,6 @@ _MAX_SCANNED: Final = 16
 _MAX_LINGERING: Final = 1024
 """Refused connections at a time whose clients have a moment to read the refusal."""
 _REGISTRY_KEY: Final = "stack.open_connections"
-
-
-class TrackedConnection(Protocol):
-    """A protocol instance of the server."""
-
-    transport: Any
-    timeout_keep_alive: Any
-
-    @property
-    def is_silent(self) -> bool:
-        """True while no request runs on the connection or waits to be parsed; the head of one may be on its way."""
-        ...
-
-    def refuse_silent(self, *, at_once: bool) -> None:
-        """Close the connection, which is silent, with a 503 that says when to try again: after a moment in which its
-        client can read that, or `at_once`."""
-        ...
-
-    def body_writer(self) -> Callable[[bytes], bool]:
-        """Return the function of `Peer.body_writer`."""
-        ...
 
 
 class TrackedPeer(Peer):
@@ -56,13 +38,13 @@ class TrackedPeer(Peer):
     def __init__(
         self,
         registry: "OpenConnections",
-        connection: TrackedConnection,
+        connection: "HttpServerConnection",
         address: str,
         turn: TenantTurn,
         now: float,
     ) -> None:
         self._registry = registry
-        self.connection: TrackedConnection | None = connection
+        self.connection: HttpServerConnection | None = connection
         self.address = address
         self.turn = turn
         self.cover_message = _cover_any
@@ -137,7 +119,7 @@ class OpenConnections:
     def _served(self) -> int:
         return self._count - len(self._lingering)
 
-    def open(self, connection: TrackedConnection, address: str, turn: TenantTurn, now: float) -> TrackedPeer:
+    def open(self, connection: "HttpServerConnection", address: str, turn: TenantTurn, now: float) -> TrackedPeer:
         """Return the peer of a new connection, whose address has `turn`.
 
         Where there are too many, the oldest silent one is closed, of the same address or, when the server is full, of
