@@ -22,8 +22,14 @@ def responses(served: Served) -> Any:
 
 
 async def create(served: Served, **fields: Any) -> Any:
-    """A whole response; to `hi`, with the tools that the script calls, unless `fields` say otherwise."""
-    return await responses(served).create(**{"model": "scripted", "input": "hi", **called(served), **fields})
+    """A whole response; to `hi`, with the tools that the script calls, unless `fields` say otherwise.
+
+    Lists reach the server as they are: the SDK would look at each item once for each type that items may have, which
+    takes longer than most responses."""
+    body = {"model": "scripted", "input": "hi", **called(served), **fields}
+    lists = {name: body.pop(name) for name in ("input", "tools") if isinstance(body.get(name), list)}
+    extra_body = {**lists, **body.pop("extra_body", {})}
+    return await responses(served).create(**body, extra_body=extra_body)
 
 
 async def stream(served: Served, **fields: Any) -> list[Any]:
