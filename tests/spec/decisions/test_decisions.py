@@ -12,7 +12,7 @@ import pytest_asyncio
 from openai import APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Decision
 from openai.types.admin.organization import UsageDecisionsResponse
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from apis.errors import ConfigError
 from providers.inference.model_files.packages import PACKAGED_MODELS, fetch_model, models_dir
@@ -79,13 +79,14 @@ async def decide(served: Served, *, client: AsyncOpenAI | None = None, **fields:
     return answer
 
 
+class StrictDecision(Decision):
+    """The SDK's, with no field that it does not have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 def check_shape(answer: dict[str, Any]) -> None:
-    """The answer is the SDK's `Decision`, with no field that it does not have."""
-
-    class Strict(Decision):
-        model_config = ConfigDict(extra="forbid", strict=True)
-
-    TypeAdapter(Strict).validate_python(answer)
+    StrictDecision.model_validate(answer)
     for one in answer["answers"]:
         fields = {"type", "name", "probability", "choice", "score", "confidence", "probabilities"}
         assert one.keys() <= fields

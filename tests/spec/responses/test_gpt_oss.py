@@ -80,7 +80,8 @@ async def test_a_chained_turn_computes_only_what_is_new(served: Served) -> None:
 
 async def test_a_salt_keeps_prefixes_apart(served: Served) -> None:
     async def cached_tokens(salt: str) -> int:
-        response = await say(served.client, known.OSLO, tools=[TOOL], extra_body={"cache_salt": salt})
+        extra: dict[str, Any] = {"cache_salt": salt}
+        response = await say(served.client, known.OSLO, tools=[TOOL], extra_body=extra, max_output_tokens=16)
         assert response.usage is not None
         return response.usage.input_tokens_details.cached_tokens
 

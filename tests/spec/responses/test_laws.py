@@ -24,12 +24,13 @@ from tests.support.laws.legal_streams import (
 from tests.support.laws.stream_laws import check_frames, check_stream
 
 Mutation = Callable[[Events], None]
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_legal_streams_pass(name: str) -> None:
     check_stream(LEGAL[name])
-    check_stream([TypeAdapter[Any](ResponseStreamEvent).validate_python(one) for one in LEGAL[name]])
+    check_stream([EVENT.validate_python(one) for one in LEGAL[name]])
 
 
 @pytest.mark.parametrize("name", LEGAL)

@@ -130,10 +130,10 @@ async def a_client_may_keep_the_history_itself(client: AsyncOpenAI) -> None:
     assert brief(third)[-1] == ("answer", known.THANKS_ANSWER)
 
 
-async def a_chain_of_ten_turns_goes_on(client: AsyncOpenAI) -> None:
+async def a_chain_of_turns_goes_on(client: AsyncOpenAI) -> None:
     previous: Json = {}
     sizes: list[int] = []
-    for number in known.TURNS:
+    for number in known.TURNS[:4]:
         response = await say(client, known.turn_question(number), **previous)
         assert brief(response) == [("thought", known.turn_thought(number)), ("answer", known.turn_answer(number))]
         assert response.usage is not None
@@ -216,7 +216,7 @@ CONVERSATIONS: Final[Sequence[Conversation]] = (
     a_function_is_called_and_its_result_is_used,
     words_may_come_before_a_call,
     a_client_may_keep_the_history_itself,
-    a_chain_of_ten_turns_goes_on,
+    a_chain_of_turns_goes_on,
     several_are_answered_at_once,
     an_answer_may_be_cut_short,
     the_answers_tokens_have_probabilities,

@@ -26,9 +26,9 @@ async def create(served: Served, **fields: Any) -> Any:
 
     Lists reach the server as they are: the SDK would look at each item once for each type that items may have, which
     takes longer than most responses."""
-    body = {"model": "scripted", "input": "hi", **called(served), **fields}
-    lists = {name: body.pop(name) for name in ("input", "tools") if isinstance(body.get(name), list)}
-    extra_body = {**lists, **body.pop("extra_body", {})}
+    body: dict[str, Any] = {"model": "scripted", "input": "hi", **called(served), **fields}
+    lists: dict[str, Any] = {name: body.pop(name) for name in ("input", "tools") if isinstance(body.get(name), list)}
+    extra_body: dict[str, Any] = {**lists, **body.pop("extra_body", {})}
     return await responses(served).create(**body, extra_body=extra_body)
 
 
