@@ -58,7 +58,9 @@ def sent(*chunks: Chunk) -> list[Act]:
     return [head(), *(http_chunk(event(chunk)) for chunk in chunks)]
 
 
-async def failure(answer: Answer, request: ChatRequest | None = None, **fields: Any) -> tuple[StackError, list[Delta]]:
+async def failure(
+    answer: Answer, request: ChatRequest | None = None, /, **fields: Any
+) -> tuple[StackError, list[Delta]]:
     """How a chat fails on this answer, without retries unless they are asked for, and what came before."""
     deltas: list[Delta] = []
 

@@ -128,9 +128,7 @@ async def test_a_long_page_is_cut_and_says_so(site: Site) -> None:
     assert result.data["cut"]
 
 
-@pytest.mark.parametrize(
-    "html", ["<div>" * 100_000 + "deep", "<p></p>" * 700_000 + "x", "<td> " * 900_000 + "x", "<" * 5_000_000]
-)
+@pytest.mark.parametrize("html", ["<div>" * 100_000 + "deep", "<p></p>" * 700_000 + "x"], ids=["nested", "long"])
 async def test_hostile_pages_end_in_text_or_an_error_and_leave_no_process(
     site: Site, browser: ToolRuntime, html: str
 ) -> None:
