@@ -138,7 +138,8 @@ class StoredAutomations:
                 )
             setattr(record, name, getattr(request, name))
         _refuse_fields(request, record.type)
-        await _load_zone(record)
+        if record.type == "periodic":
+            await load_zone(record.timezone)
         _plan(record, now)
         automation_id = f"automation_{new_id_key()}"
         ops = self._sealed.build_put(_target_key(tenant, automation_id, record.target_number), target)
@@ -365,8 +366,11 @@ def _target_key(tenant: str, automation_id: str, number: int) -> str:
 
 
 async def _load_zone(record: AutomationRecord) -> None:
+    """Load the time zone of a stored automation. Where this machine does not know it, another one may have taken it:
+    the automation can still be seen and changed here, and its times come from those that know it."""
     if record.type == "periodic":
-        await load_zone(record.timezone)
+        with suppress(InvalidRequest):
+            await load_zone(record.timezone)
 
 
 def _refuse_fields(request: CreateAutomation | UpdateAutomation, kind: str) -> None:
@@ -427,10 +431,12 @@ def _show(automation_id: str, record: AutomationRecord) -> Json:
 
 
 def _show_planned(automation_id: str, record: AutomationRecord, count: int = _SHOWN_TIMES) -> Json:
-    """Return the automation with its next times, at most `count`: its time zone is loaded, where they are several."""
+    """Return the automation with its next times, at most `count`: its time zone is loaded, where they are several. Only
+    the next one is known where this machine does not know the time zone."""
     times = [] if record.next_at is None else [record.next_at]
     if times and count > 1 and record.type == "periodic":
-        times += list_next(record.expression, record.timezone, times[0], count - 1)
+        with suppress(InvalidRequest):
+            times += list_next(record.expression, record.timezone, times[0], count - 1)
     return {**_show(automation_id, record), "next_times": times}
 
 

@@ -7,7 +7,6 @@ Where they are set back, a fixed time comes once, and one of every few minutes g
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cache
 from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -18,14 +17,16 @@ from apis.errors import InvalidRequest
 
 _CRON_FIELDS: Final = 5
 _MAX_CHARS: Final = 256
-_loaded: set[str] = set()
+_zones: dict[str, ZoneInfo] = {}
 
 
 async def load_zone(name: str) -> None:
     """Read a time zone from the disk, before the functions below use it. Raises InvalidRequest for an unknown one."""
-    if name not in _loaded:
-        await asyncio.to_thread(_find_zone, name)
-        _loaded.add(name)
+    if name not in _zones:
+        try:
+            _zones[name] = await asyncio.to_thread(ZoneInfo, name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+            raise _unknown_zone_error() from exc
 
 
 def check_schedule(expression: str, timezone: str, moment: float) -> None:
@@ -56,11 +57,14 @@ def find_last(expression: str, timezone: str, moment: float) -> int | None:
     return None if last is None else int(last.timestamp())
 
 
-@cache
 def _find_zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise InvalidRequest(
-            "Unknown time zone: send a name of the IANA database, such as 'Europe/Berlin'.", param="timezone"
-        ) from exc
+    """Return a time zone that was loaded. Raises InvalidRequest for one that this machine does not know."""
+    if name not in _zones:
+        raise _unknown_zone_error()
+    return _zones[name]
+
+
+def _unknown_zone_error() -> InvalidRequest:
+    return InvalidRequest(
+        "Unknown time zone: send a name of the IANA database, such as 'Europe/Berlin'.", param="timezone"
+    )

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from openai.types.beta.agents.automations import AutomationInvocation
 
+from apis.storage.kv_store import Put
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.sessions import rest
 from tests.support.servers.serving import Served, scripted, serving
@@ -302,6 +303,25 @@ async def test_two_servers_begin_each_time_once(tmp_path: Path) -> None:
             clock.set(2026, 3, 28, hour, 0)
             for automation in created:
                 await wait_for_invocations(both[hour % 2], automation.id, *["completed"] * (hour - 12))
+
+
+async def test_an_automation_whose_time_zone_this_machine_does_not_know_can_be_seen_and_mended(served: Served) -> None:
+    clock, automations = Clock(served), served.client.beta.agents.automations
+    automation = await automations.create(**HOURLY, target=NEW_SESSION)
+    kv = served.stack.kv_store
+    [(key, entry)] = await kv.scan("default/automation/")
+    await kv.write([Put(key, entry.value.replace(b"Europe/Berlin", b"Mars/Olympus"))])  # by a machine that knows it
+    assert times_of(await automations.retrieve(automation.id)) == times_of(automation)[:1]
+    await automations.invocations.create(automation.id)
+    await wait_for_invocations(served, automation.id, "completed")
+    assert (await automations.pause(automation.id)).status == "paused"
+    with pytest.raises(openai.BadRequestError) as raised:
+        await automations.resume(automation.id)
+    assert raised.value.param == "timezone"
+    await automations.update(automation.id, timezone="Europe/Berlin")
+    assert times_of(await automations.resume(automation.id)) == times_of(automation)
+    clock.set(2026, 3, 28, 13, 0)
+    await wait_for_invocations(served, automation.id, "completed", "completed")
 
 
 async def test_a_damaged_automation_stops_only_itself(served: Served) -> None:
