@@ -33,8 +33,11 @@ SOME = slice(20, 40)
 MODEL = "tests.support.models.tireless:Tireless"
 SUMMING: Json = {"context_management": [{"type": "compaction", "compact_threshold": 400}]}
 SANDBOX = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-OTHERS = ("custom", "apply_patch", "local shell", "shell of the client", "shell of the server", "MCP")
-"""Cases of the long run: four are stored as calls of functions are, and two as another case of their server."""
+OTHERS = (
+    *("custom", "namespace", "apply_patch", "local shell", "shell of the client"),
+    *("computer of the preview", "shell of the server", "MCP"),
+)
+"""Cases of the long run: what each adds is stored as another case of the same kind stores it."""
 CLICK: Json = {"type": "click", "x": 1, "y": 2, "button": "left"}
 SKILL = pack(("greeting/SKILL.md", FRONT_MATTER))
 PYTHON: Json = {"provider": "python", "timeout_s": 20, **SHARED_PYTHON}
