@@ -1,13 +1,14 @@
 """Programs of others over a stack: started in a folder with an environment of their own, bounded, and ended whole."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -46,6 +47,13 @@ async def run_program(
     text = output.decode()
     assert process.returncode == 0, text
     return text
+
+
+async def python_output(python: str, script: str, folder: Path, url: str) -> Any:
+    """Return the JSON that a script of this Python prints last; `URL` is the address of its server."""
+    arguments = ("-W", "ignore", "-c", script)
+    output = await run_program(python, *arguments, folder=folder, home=folder, environment={"URL": url})
+    return json.loads(output.splitlines()[-1])
 
 
 def npm_folder(packages: Mapping[str, str]) -> Path:

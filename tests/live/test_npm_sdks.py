@@ -1,4 +1,4 @@
-"""The official SDKs for JavaScript, installed from npm, with a stack as their server."""
+"""Anthropic's SDK for JavaScript and Vercel's AI SDK, installed from npm, with a stack as their server."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,9 @@ from typing import Any, Final
 import pytest
 
 from tests.live.programs import needs, npm_folder, run_program
+from tests.support.sdk.answer_shapes import call
+from tests.support.sdk.requests import messages
+from tests.support.servers.mcp_stack import tool_outputs
 from tests.support.servers.serving import scripted, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900, func_only=True), needs("npm")]
@@ -35,6 +38,30 @@ try {
 const listed = (await client.models.list()).data.map((model) => model.id);
 console.log(JSON.stringify({ first, last, counted, events, refused, listed }));
 """
+AI: Final = {"ai": "6.0.326", "@ai-sdk/openai": "3.0.141", "zod": "4.6.7"}
+STREAM: Final = """
+import { createOpenAI } from "@ai-sdk/openai";
+import { generateObject, stepCountIs, streamText, tool } from "ai";
+import { z } from "zod";
+
+const openai = createOpenAI({ baseURL: `${process.env.URL}/v1`, apiKey: "none" });
+const model = openai("scripted");
+const options = { store: false, forceReasoning: true, reasoningEffort: "low", reasoningSummary: "auto" };
+const providerOptions = { openai: options };
+const city = await generateObject({ model, schema: z.object({ name: z.string() }), prompt: "Which city?" });
+const inputSchema = z.object({ a: z.number(), b: z.number() });
+const add = tool({ inputSchema, execute: async ({ a, b }) => a + b });
+const common = { model, tools: { add }, providerOptions, maxRetries: 0, onError: ({ error }) => { throw error; } };
+const streamed = streamText({ ...common, prompt: "Add.", stopWhen: stepCountIs(3) });
+const text = await streamed.text;
+const steps = await streamed.steps;
+const said = (await streamed.response).messages;
+const user = (content) => ({ role: "user", content });
+const again = streamText({ ...common, messages: [user("Add."), ...said, user("And now?")] });
+const reasoning = steps[0].reasoningText;
+const inputs = steps[0].toolCalls.map((call) => call.input);
+console.log(JSON.stringify({ city: city.object, text, reasoning, inputs, again: await again.text }));
+"""
 
 
 async def output_of(script: str, folder: Path, url: str) -> Any:
@@ -59,3 +86,21 @@ async def test_anthropics_sdk_streams_calls_counts_and_reads_errors() -> None:
     assert output["counted"]["input_tokens"] > 0
     assert output["refused"] == "NotFoundError not_found_error"
     assert output["listed"] == ["scripted"]
+
+
+async def test_vercels_sdk_streams_calls_types_and_sends_reasoning_back() -> None:
+    folder = npm_folder(AI)
+    calls = {"calls": [call("add", '{"a": 1,', '"b": 2}', id="c1"), call("add", '{"a": 3,', '"b": 4}', id="c2")]}
+    turns: list[Any] = [
+        [{"text": '{"name": "Rome"}'}],
+        [{"reasoning": "I add."}, {"text": "Adding."}, calls],
+        [{"text": ["Do", "ne."]}],
+        [{"text": "Still done."}],
+    ]
+    async with serving(scripted(*turns)) as served:
+        output = await output_of(STREAM, folder, served.url)
+        assert tool_outputs(served) == {"c1": "3", "c2": "7"}
+        assert messages(served)[1]["reasoning"] == "I add."
+    inputs = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    answers = {"text": "Done.", "reasoning": "I add.", "again": "Still done."}
+    assert output == {"city": {"name": "Rome"}, "inputs": inputs, **answers}
