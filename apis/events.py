@@ -2,7 +2,7 @@
 reports events to webhooks."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 from openai.types.responses import (
@@ -14,10 +14,15 @@ from openai.types.responses import (
     ResponseOutputItemAddedEvent,
     ResponseOutputItemDoneEvent,
     ResponseQueuedEvent,
-    ResponseStreamEvent,
 )
+from pydantic import BaseModel
 
 from apis.wire.base import fields_to_write, sdk_model_to_json
+
+if TYPE_CHECKING:
+    from openai.types.responses import ResponseStreamEvent
+else:  # the classes of all events would take half a megabyte, and a stream has events of few
+    ResponseStreamEvent = BaseModel
 
 INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 """Types of the events that precede the first output item."""

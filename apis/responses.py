@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
+from openai.types.responses import Response, ResponseUsage
 from pydantic import (
     ConfigDict,
     Discriminator,
@@ -23,7 +23,7 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import StackError, Unsupported
-from apis.events import EventBatch, ResponseEvent, ResponseEventBatch
+from apis.events import EventBatch, ResponseEvent, ResponseEventBatch, ResponseStreamEvent
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider

@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from apis.containers import Containers
 from apis.provider import Provider
-from apis.workspaces import Workspaces
+
+if TYPE_CHECKING:  # only the runtimes that have them load their modules
+    from apis.containers import Containers
+    from apis.workspaces import Workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ class ToolRuntime(Provider, ABC):
         Cancelling the call stops the work it started.
         """
 
-    def containers(self) -> Containers | None:
+    def containers(self) -> "Containers | None":
         """Return the containers with the state of stateful tools, or None where the runtime has no such tools."""
         return None
 
-    def workspaces(self) -> Workspaces | None:
+    def workspaces(self) -> "Workspaces | None":
         """Return the workspaces of agents, or None where the runtime has none."""
         return None

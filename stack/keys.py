@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor
-from apis.accounts.directory import AccountPage, KeyOptions, NewKey, StoredKey
+from apis.accounts.directory import KeyOptions, NewKey, StoredKey
+from apis.accounts.requests import AccountPage
 from apis.accounts.scopes import parse_project_scopes
 from apis.documents.fetcher import Fetcher
 from apis.errors import ConfigError, InvalidRequest, NotFound

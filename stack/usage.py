@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from apis.accounts.limits import NANOS
-from apis.accounts.usage import UsageEntry, UsageQuery, UsageSubject, sum_by_group
+from apis.accounts.requests import UsageQuery
+from apis.accounts.usage import UsageEntry, UsageSubject, sum_by_group
 from stack.keys import LoadedConfig, load_accounts_config, open_accounts, require_organization
 
 _DAY_S: Final = 86_400

@@ -7,13 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from apis.accounts.limits import (
-    KEY_SUBJECT_PREFIX,
-    ORGANIZATION,
-    WHOLE_PROJECT,
-    RateLimit,
-    is_model_subject,
-)
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, ORGANIZATION, WHOLE_PROJECT, RateLimit, is_model_subject
 from apis.accounts.organization import Organization
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, find_hosted_tool
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from apis.accounts.directory import AccountPage
+from apis.accounts.requests import AccountPage
 
 AuditEvent = Literal[
     "api_key.created",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from apis.accounts.requests import AccountPage
 from apis.wire.base import Wire
 
 MAX_KEY_LIFE_S = 10 * 365 * 24 * 3600
@@ -66,13 +67,6 @@ class KeyOptions:
     name: str
     scopes: Sequence[str] = ()
     expires_in_s: int | None = None
-
-
-class AccountPage(BaseModel):
-    """Query of a listing, oldest first."""
-
-    after: str | None = Field(default=None, max_length=256)
-    limit: int = Field(default=20, ge=1, le=100)
 
 
 class ProjectPage(AccountPage):

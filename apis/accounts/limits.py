@@ -4,11 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pydantic import Field
-
-from apis.accounts.directory import AccountPage
-from apis.wire.base import Wire
-
 WHOLE_PROJECT: Final = "*"
 """Subject of the limit of all of a project's requests together."""
 KEY_SUBJECT_PREFIX: Final = "key:"
@@ -63,24 +58,3 @@ def is_model_subject(subject: str) -> bool:
 def unbounded_value(field: str) -> int:
     """Return the number that stands for no bound of a field of RateLimit."""
     return NO_BYTES_LIMIT if field == "stored_bytes" else NO_LIMIT
-
-
-class UpdateRateLimit(Wire):
-    """Body that sets a limit; absent fields stay as they are. The last six are extensions of OpenAI's API."""
-
-    max_requests_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_tokens_per_1_minute: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_requests_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_tokens_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_tokens_per_1_month: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_tool_calls_per_1_day: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_concurrent_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_background_responses: int | None = Field(default=None, ge=0, le=NO_LIMIT)
-    max_stored_bytes: int | None = Field(default=None, ge=0, le=NO_BYTES_LIMIT)
-
-
-class RateLimitPage(AccountPage):
-    """Query of the listing of a project's limits."""
-
-    limit: int = Field(default=100, ge=1, le=100)
-    before: str | None = Field(default=None, max_length=256)

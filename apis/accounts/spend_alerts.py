@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from apis.accounts.directory import AccountPage
+from apis.accounts.requests import AccountPage
 from apis.accounts.spending import UpdateSpendLimit
 from apis.wire.base import Wire
 

@@ -7,8 +7,6 @@ from pydantic import BeforeValidator, Field
 from apis.agents.tools import AgentTools
 from apis.wire.base import Effort, JsonValue, ListParams, Metadata, Wire
 
-MODEL_PREFIX: Final = "agent/"
-"""Beginning of the name of a model that is a stored agent; its id follows."""
 MAX_PAGE: Final = 100
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
 Cursor = Annotated[str, Field(max_length=256)]

@@ -8,16 +8,8 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from apis.accounts.accounts import ADMIN_TENANT, digest_key
-from apis.accounts.directory import (
-    AccountPage,
-    KeyOptions,
-    NewKey,
-    Project,
-    ProjectPage,
-    ServiceAccount,
-    StoredKey,
-    UpdateKey,
-)
+from apis.accounts.directory import KeyOptions, NewKey, Project, ProjectPage, ServiceAccount, StoredKey, UpdateKey
+from apis.accounts.requests import AccountPage
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest, NotFound, StorageCorrupt
 from apis.storage.keys import MAX_RECORD_ID_CHARS, new_id_key, record_id

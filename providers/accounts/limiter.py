@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from apis.accounts.limits import LIMIT_FIELDS, ORGANIZATION, WHOLE_PROJECT, RateLimit, UpdateRateLimit, unbounded_value
+from apis.accounts.limits import LIMIT_FIELDS, ORGANIZATION, WHOLE_PROJECT, RateLimit, unbounded_value
+from apis.accounts.requests import UpdateRateLimit
 from apis.errors import InvalidRequest
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put

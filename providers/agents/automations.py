@@ -35,12 +35,12 @@ from apis.wire.base import dump_sent
 from providers.agents.schedules import check_schedule, find_last, list_next, load_zone
 from providers.agents.sealed_store import SealedStore
 from providers.agents.targets import Json, Target, parse_target, show_target
+from providers.agents.work import AUTOMATION_PREFIX
 from providers.common.due_rows import move_due_row
 from providers.common.state.change import write_prepared
 from providers.common.state.scan import list_records, read_page
 from providers.common.state.tenant_records import TenantRecords
 
-DUE_PREFIX: Final = "/automation_due/"
 _MAX_TARGET_BYTES: Final = 1024 * 1024
 _FIELDS: Final[Mapping[str, Sequence[str]]] = {"periodic": ("expression", "timezone"), "once": ("run_at",)}
 """The fields of a schedule by its kind."""
@@ -342,7 +342,7 @@ def begin_occurrence(record: AutomationRecord, automation_id: str, now: float) -
 
 def move_due(record: AutomationRecord, tenant: str, automation_id: str) -> list[Op]:
     """Return the operations that move the due row of an automation to its time."""
-    key, ops = move_due_row(DUE_PREFIX, tenant, automation_id, record.due_key, record.due_at)
+    key, ops = move_due_row(AUTOMATION_PREFIX, tenant, automation_id, record.due_key, record.due_at)
     record.due_key = key
     return ops
 

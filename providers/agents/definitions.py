@@ -10,14 +10,25 @@ from typing import Final
 
 import msgspec
 
+from apis.agents import MODEL_PREFIX
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
-from apis.errors import AgentNotFound, InvalidRequest, StorageCorrupt
+from apis.chat import ChatRequest
+from apis.errors import AgentNotFound, InvalidRequest, ModelNotFound, StorageCorrupt
+from apis.responses import CreateResponse
 from apis.storage.keys import new_id_key, record_id
 from apis.storage.kv_store import KVStore, Op
 from apis.storage.pages import Page
 from apis.vaults.vaults import Vaults
 from providers.agents.agent_secrets import AgentSecrets
-from providers.agents.descriptions import Json, check_size, complete_agent, describe_options, show_tools
+from providers.agents.descriptions import (
+    Json,
+    apply_to_chat,
+    apply_to_response,
+    check_size,
+    complete_agent,
+    describe_options,
+    show_tools,
+)
 from providers.common.state.tenant_records import TenantRecords
 
 ID_PREFIX: Final = "agent_"
@@ -59,6 +70,22 @@ class StoredDefinitions:
     async def load_fields(self, agent_id: str, *, tenant: str) -> Json:
         """Return the fields of the agent, also those that are not shown. Raises AgentNotFound."""
         return await self._secrets.join((await self._records.load(tenant, agent_id)).fields, tenant, agent_id)
+
+    async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
+        """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises
+        ModelNotFound."""
+        return apply_to_response(await self._load(request.model, tenant), request)
+
+    async def resolve_chat(self, request: ChatRequest, *, tenant: str) -> ChatRequest:
+        """Return a chat whose model is `agent/ID` as `resolve_response` does. Raises ModelNotFound, and Unsupported for
+        an agent with tools that only a response runs."""
+        return apply_to_chat(await self._load(request.model, tenant), request)
+
+    async def _load(self, model: str, tenant: str) -> Json:
+        try:
+            return await self.load_fields(model.removeprefix(MODEL_PREFIX), tenant=tenant)
+        except AgentNotFound:
+            raise ModelNotFound(model) from None
 
     async def list(self, params: AgentListParams, *, tenant: str) -> Page[Json]:
         """Return a page of agents. Raises AgentNotFound for an unknown cursor."""

@@ -15,7 +15,6 @@ from apis.errors import AgentNotFound, StorageCorrupt
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.storage.kv_store import Delete, Op
 from providers.agents.automations import (
-    DUE_PREFIX,
     AutomationRecord,
     InvocationRecord,
     StoredAutomations,
@@ -23,6 +22,7 @@ from providers.agents.automations import (
     invocation_key,
 )
 from providers.agents.deliveries import Delivery, TargetDeliverer
+from providers.agents.work import AUTOMATION_PREFIX
 from providers.common.due_rows import list_due_rows
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.scan import skipping_damaged
@@ -67,7 +67,7 @@ class AutomationQueue(JobQueue[str, JobRecord]):
 
     async def list_waiting(self) -> AsyncGenerator[Job[str]]:
         """Yield the automations that are due, the longest first."""
-        async with aclosing(list_due_rows(self.kv, DUE_PREFIX, self._automations.now())) as rows:
+        async with aclosing(list_due_rows(self.kv, AUTOMATION_PREFIX, self._automations.now())) as rows:
             async for tenant, automation_id, key, entry in rows:
                 lease_key = f"/automation_lease/{tenant}/{automation_id}"
                 yield Job(tenant, automation_id, lease_key, self._lease_s, key, entry)

@@ -1,37 +1,30 @@
 """StoredAgents: the Agents API over a KVStore, and over the Responses API of the same stack."""
 
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
-from apis.agents.agents import MODEL_PREFIX
-from apis.agents.automations import AutomationTarget, ExistingSessionTarget, ResponseTarget
 from apis.batches.batches import RequestExecutor
-from apis.chat import ChatRequest
-from apis.errors import (
-    AgentNotFound,
-    InvalidRequest,
-    ModelNotFound,
-    NotFound,
-    Unsupported,
-)
-from apis.fair_share import ONE_TENANT, FairShare, Tenants
+from apis.errors import StackError
+from apis.fair_share import ONE_TENANT, Tenants
+from apis.imports import import_from_string
 from apis.provider import Provider
-from apis.responses import CreateResponse, Responses
+from apis.responses import Responses
 from apis.storage.kv_store import KVStore
+from apis.ticks import wait_for_tick
 from apis.tool_runtime import ToolRuntime
-from apis.vaults.vaults import Vaults, check_vaults
+from apis.vaults.vaults import Vaults
 from apis.webhooks import Webhooks
-from providers.agents.activity import SessionActivity
-from providers.agents.automations import StoredAutomations
-from providers.agents.definitions import StoredDefinitions
-from providers.agents.deliveries import TargetDeliverer
-from providers.agents.descriptions import Json, apply_to_chat, apply_to_response
-from providers.agents.environments import EnvironmentQueue, HostedEnvironments, QueueTimes
-from providers.agents.invocations import AutomationQueue
-from providers.agents.sessions import StoredSessions
-from providers.agents.store import SessionStore
-from providers.agents.targets import build_session_request
-from providers.agents.turns import TurnQueue
-from providers.common.state.worker_signs import WorkerSign
+from providers.agents.work import has_work
+from providers.common.supervision import supervise
+
+if TYPE_CHECKING:  # a process without a session, an automation or an environment does not load its modules
+    from providers.agents.definitions import StoredDefinitions
+    from providers.agents.live import LiveAgents
+
+_log = logging.getLogger(__name__)
 
 
 class StoredAgents(Provider):
@@ -72,129 +65,73 @@ class StoredAgents(Provider):
     ) -> None:
         self._config = config
         self._kv = kv_store
-        self._responses = responses
         self._vaults = vaults
         self._tenants = tenants
-        self._sign = WorkerSign(kv_store, config.lease_s)
-        self._store = SessionStore(kv_store, webhooks, config.event_days * 86_400)
-        self._turns: TurnQueue | None = None
-        self.definitions = StoredDefinitions(kv_store, vaults, config.max_agents)
-        self.sessions = StoredSessions(kv_store, self._store, self.definitions, responses, vaults)
-        self.activity = SessionActivity(self._store, responses)
-        self.automations = StoredAutomations(
-            kv_store, vaults, max_automations=config.max_automations, retention_s=config.invocation_days * 86_400
-        )
-        self._automation_queue: AutomationQueue | None = None
-        self.environments: HostedEnvironments | None = None
-        self._containers = tool_runtime.containers() if tool_runtime is not None else None
-        self._environment_queue: EnvironmentQueue | None = None
-        workspaces = tool_runtime.workspaces() if tool_runtime is not None else None
-        if workspaces is not None:
-            self.environments = HostedEnvironments(
-                self._store, webhooks, workspaces, vaults, config.environment_idle_s, self._wake_environments
+        self._parts = (config, kv_store, responses, webhooks, vaults, tool_runtime)
+        self._definitions: StoredDefinitions | None = None
+        self._live: LiveAgents | None = None
+        self._executor: RequestExecutor | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_draining = False
+
+    async def load_definitions(self) -> "StoredDefinitions":
+        """Return the agents themselves, whose modules the first call imports, in a thread."""
+        if self._definitions is None:
+            build: type[StoredDefinitions] = await asyncio.to_thread(
+                import_from_string, "providers.agents.definitions:StoredDefinitions"
             )
-            self.sessions.environments = self.environments
+            self._definitions = self._definitions or build(self._kv, self._vaults, self._config.max_agents)
+        return self._definitions
+
+    async def load(self) -> "LiveAgents":
+        """Return all that the agents have. The first call imports its modules, in a thread, and begins to drive turns
+        where this process does."""
+        if self._live is None:
+            definitions = await self.load_definitions()
+            build: type[LiveAgents] = await asyncio.to_thread(import_from_string, "providers.agents.live:LiveAgents")
+            if self._live is None:  # no other call was faster
+                self._live = build(definitions, *self._parts)
+                if self._is_draining:
+                    await self._live.drain()
+                elif self._executor is not None:
+                    self._live.drive_with(self._executor, self._tenants)
+        return self._live
+
+    @property
+    def live(self) -> "LiveAgents":
+        """The agents that `load` has returned."""
+        assert self._live is not None
+        return self._live
 
     def drive_with(self, executor: RequestExecutor) -> None:
-        """Drive turns in this process from now on, until it drains or closes."""
-        config = self._config
-        places = FairShare("turns of sessions", config.max_turns, several_tenants=self._tenants.are_several)
-        queue = TurnQueue(
-            self._store,
-            self._responses,
-            executor,
-            places,
-            self._vaults,
-            lease_s=config.lease_s,
-            retry_s=config.retry_s,
-        )
-        queue.environments = self.environments
-        queue.end_deletion = self.sessions.end_deletion
-        self._turns = queue
-        self._sign.start()
-        queue.start(self._sign, config.poll_s)
-        if self.environments is not None and self._containers is not None:
-            self._environment_queue = EnvironmentQueue(
-                self.environments,
-                self._containers,
-                self._sign,
-                self._tenants,
-                QueueTimes(config.lease_s, config.retry_s, config.poll_s, config.environment_days * 86_400),
-            )
-            self._environment_queue.start()
-        deliverer = TargetDeliverer(self.sessions, self.activity, self._responses, executor)
-        self._automation_queue = AutomationQueue(
-            self.automations, deliverer, self._sign, self._tenants, lease_s=config.lease_s, poll_s=config.poll_s
-        )
-        self._automation_queue.start()
+        """Drive turns in this process from now on, until it drains or closes: from the first request to a session, or
+        from the moment on at which the store has work."""
+        self._executor = executor
+        self._watcher = supervise("the watcher of agents", self._wait_for_work)
+
+    async def _wait_for_work(self) -> None:
+        wakeup = asyncio.Event()
+        while self._live is None:
+            try:
+                if await has_work(self._kv):
+                    await self.load()
+            except StackError as exc:
+                _log.warning("agents wait: %s", exc.message)
+            await wait_for_tick(wakeup, self._config.poll_s)
+            wakeup.clear()
 
     async def drain(self) -> None:
         """Drive no more turns, and end the streams of readers: another process goes on with both."""
-        self._store.logs.is_closing = True
-        self._store.logs.wakeups.wake_all()
-        await self._stop_jobs()
+        self._stop_watching()
+        if self._live is not None:
+            await self._live.drain()
 
     async def close(self) -> None:
-        await self._stop_jobs()
-        await self._sign.close()
+        self._stop_watching()
+        if self._live is not None:
+            await self._live.close()
 
-    async def _stop_jobs(self) -> None:
-        if self._automation_queue is not None:
-            await self._automation_queue.close()
-        if self._turns is not None:
-            await self._turns.close()
-        if self._environment_queue is not None:
-            await self._environment_queue.close()
-
-    def require_environments(self) -> HostedEnvironments:
-        """Return the environments. Raises Unsupported where this server has no workspaces."""
-        if self.environments is None:
-            message = "This server has no environments: give its config's `tool_runtime` the provider `python`."
-            raise Unsupported(message, param="environment.type", code="not_configured")
-        return self.environments
-
-    def build_request(self, agent: Json, vault_ids: list[str] | None, *, is_hosted: bool = False) -> CreateResponse:
-        """Return a request that a session of the agent makes, for permissions; one with an environment has a shell.
-        Raises InvalidRequest for tools that no response has."""
-        shell = [{"type": "shell", "environment": {"type": "container_auto"}}] if is_hosted else []
-        fields = {"model": agent["model"], "vault_ids": vault_ids, "tools": shell}
-        return apply_to_response(agent, CreateResponse.model_validate(fields))
-
-    async def resolve_target(self, target: AutomationTarget, *, tenant: str) -> CreateResponse | None:
-        """Return a request that an invocation of the target makes, for permissions; None for a target whose session
-        exists. Raises AgentNotFound, InvalidRequest and Unsupported."""
-        if isinstance(target, ExistingSessionTarget):
-            await self.sessions.get(target.session_id, tenant=tenant)
-            return None
-        if isinstance(target, ResponseTarget):
-            return target.request
-        await check_vaults(self._vaults, target.vault_ids, tenant=tenant)
-        agent = await self.sessions.resolve_agent(build_session_request(target), tenant=tenant)
-        is_hosted = target.environment.type == "openai_hosted"
-        if is_hosted:
-            try:
-                await self.require_environments().check(target.environment, tenant=tenant)
-            except (InvalidRequest, NotFound, Unsupported) as exc:
-                exc.param = f"target.{exc.param or 'environment'}"
-                raise
-        return self.build_request(agent[1], target.vault_ids, is_hosted=is_hosted)
-
-    async def resolve_response(self, request: CreateResponse, *, tenant: str) -> CreateResponse:
-        """Return a request whose model is `agent/ID` with the fields of that agent put under its own. Raises
-        ModelNotFound."""
-        return apply_to_response(await self._load(request.model, tenant), request)
-
-    async def resolve_chat(self, request: ChatRequest, *, tenant: str) -> ChatRequest:
-        """Return a chat whose model is `agent/ID` as `resolve_response` does. Raises ModelNotFound, and Unsupported for
-        an agent with tools that only a response runs."""
-        return apply_to_chat(await self._load(request.model, tenant), request)
-
-    async def _load(self, model: str, tenant: str) -> Json:
-        try:
-            return await self.definitions.load_fields(model.removeprefix(MODEL_PREFIX), tenant=tenant)
-        except AgentNotFound:
-            raise ModelNotFound(model) from None
-
-    def _wake_environments(self) -> None:
-        if self._environment_queue is not None:
-            self._environment_queue.wake()
+    def _stop_watching(self) -> None:
+        self._is_draining = True
+        if self._watcher is not None:
+            self._watcher.cancel()

@@ -26,12 +26,12 @@ from typing import Any, Final, Literal
 import msgspec
 
 from apis.storage.keys import record_id
+from providers.agents.work import TURN_PREFIX
 
 Json = dict[str, Any]
 SessionStatus = Literal["idle", "in_progress", "requires_action", "failed"]
 TurnStatus = Literal["queued", "in_progress", "waiting", "completed", "failed", "cancelled"]
 ActionKind = Literal["function_call", "mcp_approval_request", "subagent_call"]
-JOB_PREFIX: Final = "/agent_turn/"
 
 
 class TokenSums(msgspec.Struct, omit_defaults=True):
@@ -230,7 +230,7 @@ class SessionRef:
 
     @property
     def job_key(self) -> str:
-        return f"{JOB_PREFIX}{self.tenant}/{self.name}"
+        return f"{TURN_PREFIX}{self.tenant}/{self.name}"
 
     @property
     def lease_key(self) -> str:

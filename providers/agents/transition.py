@@ -18,7 +18,6 @@ from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Op, Put
 from apis.storage.records import encode_record
 from providers.agents.records import (
-    JOB_PREFIX,
     Action,
     ActionKind,
     ActiveTurn,
@@ -33,6 +32,7 @@ from providers.agents.records import (
     TurnStatus,
 )
 from providers.agents.views import show_session, show_turn
+from providers.agents.work import TURN_PREFIX
 from providers.common.jobs import JobRecord
 from providers.common.state.event_logs import batch_key, encode_line
 
@@ -116,7 +116,7 @@ class Transition:
     @property
     def has_work(self) -> bool:
         """True if a worker has something to do after the change."""
-        jobs = [op for key, op in self.ops.items() if key.startswith(JOB_PREFIX)]
+        jobs = [op for key, op in self.ops.items() if key.startswith(TURN_PREFIX)]
         return any(isinstance(op, Put) for op in jobs) or any(each.has_work for each in self.subagents.values())
 
     @property

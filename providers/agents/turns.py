@@ -25,12 +25,13 @@ from providers.agents.agent_secrets import AgentSecrets
 from providers.agents.descriptions import build_request_fields
 from providers.agents.environments.artifacts import ArtifactRecord
 from providers.agents.environments.hosted import WAITS, HostedEnvironments, build_shell_tool
-from providers.agents.records import JOB_PREFIX, Json, SessionRef
+from providers.agents.records import Json, SessionRef
 from providers.agents.store import HeldSession, SessionStore
 from providers.agents.subagents.calls import SubagentCalls
 from providers.agents.subagents.tools import build_tools
 from providers.agents.transition import Transition
 from providers.agents.turn_changes import TURN_CODES, ResponseEnd, ShownEvents, TurnFailure, list_answers
+from providers.agents.work import TURN_PREFIX
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.scan import report_damaged
 from providers.common.state.worker_signs import WorkerSign
@@ -114,9 +115,9 @@ class TurnQueue(JobQueue[SessionRef, JobRecord]):
         return Job(ref.tenant, ref, ref.lease_key, self._lease_s, ref.job_key, entry)
 
     async def list_waiting(self) -> AsyncGenerator[Job[SessionRef]]:
-        async with aclosing(scan_all(self.kv, JOB_PREFIX)) as rows:
+        async with aclosing(scan_all(self.kv, TURN_PREFIX)) as rows:
             async for key, entry in rows:
-                tenant, _, name = key.removeprefix(JOB_PREFIX).partition("/")
+                tenant, _, name = key.removeprefix(TURN_PREFIX).partition("/")
                 yield self._build_job(SessionRef.parse(tenant, name), entry)
 
     async def run(self, claim: _Claim) -> None:

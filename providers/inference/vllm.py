@@ -21,7 +21,6 @@ from apis.sink import Sink, Stream
 from apis.transcription import Transcript, TranscriptionRequest
 from apis.wire.base import Effort
 from providers.common.net.http.client import HttpClient
-from providers.inference.chat_completions.decisions import RemoteDecisions
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import DEFAULT_TAG, LISTING_TIMEOUT_S, ChatCompletions
 from providers.inference.chat_completions.first_token import FirstToken
@@ -38,6 +37,7 @@ from providers.inference.chat_completions.settings import RemoteEngineSettings
 from providers.inference.decisions.prompts import refuse_images
 
 if TYPE_CHECKING:
+    from providers.inference.chat_completions.decisions import RemoteDecisions
     from providers.inference.harmony.completions import HarmonyTemplate
 
 
@@ -55,7 +55,7 @@ class VLLM(Inference):
         self._upstreams: Upstreams | None = None
         self._health_task: asyncio.Task[None] | None = None
         self._opening_models = OpeningModels()
-        self._decisions = RemoteDecisions(config.engine)
+        self._decisions: RemoteDecisions | None = None
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
@@ -151,12 +151,21 @@ class VLLM(Inference):
         if template is not None or (modalities is not None and "image" not in modalities):
             refuse_images(request)
         if template is None:
-            return await self._decisions.decide(upstreams, request, upstreams.score_chat)
+            return await (await self._load_decisions()).decide(upstreams, request, upstreams.score_chat)
 
         async def score(chat: ChatRequest, scored_ids: Sequence[int]) -> FirstToken:
             return await upstreams.score_tokens(chat, await template.render_decision(chat), scored_ids)
 
-        return await self._decisions.decide(upstreams, request, score, template.labels)
+        return await (await self._load_decisions()).decide(upstreams, request, score, template.labels)
+
+    async def _load_decisions(self) -> "RemoteDecisions":
+        """Return what makes decisions, whose modules are imported for the first ones."""
+        if self._decisions is None:
+            build: type[RemoteDecisions] = await asyncio.to_thread(
+                import_from_string, "providers.inference.chat_completions.decisions:RemoteDecisions"
+            )
+            self._decisions = self._decisions or build(self._config.engine)
+        return self._decisions
 
     async def model_host(self, model: str) -> ModelHost:
         """Return the server, by the name of its engine."""

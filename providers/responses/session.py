@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from typing import Final
 
 import msgspec
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response
 
 from apis.accounts.accounts import Caller
 from apis.accounts.charges import Charge
 from apis.errors import InvalidRequest, StackError, SteeringRefused
-from apis.events import EventBatch
+from apis.events import EventBatch, ResponseStreamEvent
 from apis.responses import CreateResponse, Session, SteerResponse, Successor
 from apis.sink import Sink
 from apis.telemetry import agent_traceparent

@@ -19,7 +19,7 @@ from apis.accounts.accounts import Accounts
 from apis.documents.files import Files
 from apis.documents.reader import Reader
 from apis.documents.vector_index import VectorIndex
-from apis.documents.vector_stores import (
+from apis.documents.vector_store_requests import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -28,8 +28,8 @@ from apis.documents.vector_stores import (
     UpdateVectorStore,
     VectorStoreFileListParams,
     VectorStoreListParams,
-    VectorStores,
 )
+from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError, StorageCorrupt
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference

@@ -10,7 +10,7 @@ from openai.types.vector_store_search_response import VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from apis.documents.vector_index import ScoredChunk
-from apis.documents.vector_stores import VectorStoreListParams
+from apis.documents.vector_store_requests import VectorStoreListParams
 from apis.storage.pages import Page, page_between
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, FileStatus, StoreRecord
 

@@ -2,7 +2,7 @@
 
 from typing import Final, TypeVar
 
-from apis.documents.vector_stores import VectorStoreFileListParams, VectorStoreListParams
+from apis.documents.vector_store_requests import VectorStoreFileListParams, VectorStoreListParams
 from apis.storage.keys import record_id
 from apis.storage.kv_store import KVStore
 from apis.storage.pages import Page, first_page

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from apis.documents.vector_index import VectorIndex
-from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
+from apis.documents.vector_store_requests import AddFile, ChunkSizes, StaticChunking
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.storage.keys import MAX_RECORD_ID_CHARS, is_safe_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put

@@ -12,7 +12,7 @@ from typing import Final
 
 from apis.documents.embeddings import EmbeddingRequest
 from apis.documents.vector_index import ScoredChunk, Search, VectorIndex
-from apis.documents.vector_stores import SearchStores
+from apis.documents.vector_store_requests import SearchStores
 from apis.errors import InvalidRequest
 from apis.inference import Inference
 from apis.telemetry import AttributeValue, SpanType, open_span, telemetry

@@ -4,13 +4,13 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from apis.errors import MethodNotAllowed, NotFound
+from apis.imports import import_from_string
 from stack.http.answers import client_disconnected_response, error_response
 from stack.http.context import get_context, get_services
 from stack.http.messages.dialect import has_version
 from stack.http.route_table import Match, get_match
-from stack.http.routes.absences import absence_message, message_absence
+from stack.http.routes.absences import WEBSOCKET_HINT, absence_message, message_absence
 from stack.http.streams import ClientDisconnected, EventStream
-from stack.http.websocket import WEBSOCKET_HINT, serve_websocket
 
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
@@ -19,7 +19,7 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         if match.route is None or not match.route.websocket:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
-        await serve_websocket(scope, receive, send)
+        await import_from_string("stack.http.websocket:serve_websocket")(scope, receive, send)
         return
     if has_version(scope) and (absence := message_absence(scope["path"])):
         raise NotFound(absence)

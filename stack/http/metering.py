@@ -9,7 +9,7 @@ from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.charges import RELEASED_USE, UNKNOWN_USE, Charge, Demand, Meter, Use
 from apis.accounts.project_settings import OPEN_SETTINGS
 from apis.accounts.usage import UsageCounts, count_one_request
-from apis.agents.agents import MODEL_PREFIX
+from apis.agents import MODEL_PREFIX
 from apis.chat import ChatRequest
 from apis.deltas import Usage
 from apis.errors import ModelNotFound, PermissionDenied
@@ -62,9 +62,11 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
 async def _resolve_agent(agents: "StoredAgents", caller: Caller, request: RequestT) -> RequestT:
     """Return a request whose model is a stored agent with the agent's fields put under its own."""
     if isinstance(request, CreateResponse):
-        return cast("RequestT", await agents.resolve_response(request, tenant=caller.tenant))
+        definitions = await agents.load_definitions()
+        return cast("RequestT", await definitions.resolve_response(request, tenant=caller.tenant))
     if isinstance(request, ChatRequest):
-        return cast("RequestT", await agents.resolve_chat(request, tenant=caller.tenant))
+        definitions = await agents.load_definitions()
+        return cast("RequestT", await definitions.resolve_chat(request, tenant=caller.tenant))
     return request
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import orjson
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response
 from starlette.types import Scope
 
 from apis.errors import InvalidRequest
@@ -17,6 +17,7 @@ from apis.events import (
     LoggedEvent,
     ResponseEvent,
     ResponseStatusEvent,
+    ResponseStreamEvent,
     event_to_json,
     flat_event_to_json,
     response_event_to_json,

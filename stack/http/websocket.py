@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-from openai.types.responses import ResponseStreamEvent
 from starlette.types import Receive, Scope, Send
 
 from apis.accounts.charges import Charge
@@ -25,7 +24,7 @@ from apis.errors import (
     Unsupported,
     error_to_body,
 )
-from apis.events import TERMINAL_EVENTS
+from apis.events import TERMINAL_EVENTS, ResponseStreamEvent
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session, Successor
 from apis.sink import Sink, Stream
@@ -44,10 +43,6 @@ from stack.http.streams import SHUTTING_DOWN_MESSAGE
 
 _log = logging.getLogger(__name__)
 
-WEBSOCKET_HINT: Final = (
-    " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
-    "front has to pass on."
-)
 _MAX_RUNNING: Final = 16
 _MAX_STREAMS: Final = 32
 _MAX_QUEUED: Final = 64

@@ -98,9 +98,10 @@ class ProjectEraser:
         if stores is not None:
             await stores.delete_all(tenant=tenant)
         if self._stack.agents is not None:
-            await self._stack.agents.automations.delete_all(tenant=tenant)
-            if self._stack.agents.environments is not None:
-                await self._stack.agents.environments.delete_all(tenant=tenant)
+            agents = await self._stack.agents.load()
+            await agents.automations.delete_all(tenant=tenant)
+            if agents.environments is not None:
+                await agents.environments.delete_all(tenant=tenant)
         if self._stack.files is not None:
             await self._stack.files.delete_outside_of_store(tenant=tenant)
 

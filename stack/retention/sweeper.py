@@ -10,7 +10,7 @@ from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
 from apis.agents.sessions import CancelEvent, SendEvents, SessionListParams
 from apis.conversations import ConversationListParams
 from apis.documents.files import FileListParams
-from apis.documents.vector_stores import VectorStoreListParams
+from apis.documents.vector_store_requests import VectorStoreListParams
 from apis.errors import Conflict, NotFound, StackError
 from apis.responses import ResponseListParams
 from apis.storage.lease import Lease
@@ -137,15 +137,16 @@ def _session_kind(agents: StoredAgents, tenant: str) -> tuple[_ListPage, _Delete
 
     async def list_sessions(count: int) -> Sequence[tuple[str, float]]:
         params = SessionListParams(order="asc", limit=count)
-        page = await agents.sessions.list(params, tenant=tenant)
+        page = await (await agents.load()).sessions.list(params, tenant=tenant)
         return [(row["id"], row["created_at"]) for row in page.data]
 
     async def delete_session(session_id: str) -> None:
+        live = await agents.load()
         try:
-            await agents.sessions.delete(session_id, tenant=tenant)
+            await live.sessions.delete(session_id, tenant=tenant)
         except Conflict:
             cancel = SendEvents(events=[CancelEvent(type="agent.session.input.cancel")])
-            await agents.activity.send(session_id, cancel, tenant=tenant, key_id="")
+            await live.activity.send(session_id, cancel, tenant=tenant, key_id="")
 
     return list_sessions, delete_session
 

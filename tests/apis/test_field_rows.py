@@ -4,9 +4,15 @@ import pytest
 from pydantic import ValidationError
 
 from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceAccount
-from apis.accounts.limits import UpdateRateLimit
 from apis.accounts.project_settings import UpdateDataRetention, UpdateServiceTierSettings
-from apis.accounts.usage import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
+from apis.accounts.requests import (
+    CostsQuery,
+    FileSearchUsageQuery,
+    ImagesUsageQuery,
+    UpdateRateLimit,
+    UsageQuery,
+    WebSearchUsageQuery,
+)
 from apis.agents.agents import CreateAgent, UpdateAgent
 from apis.agents.environments import CreateEnvironment, CreateTemplate, UpdateTemplate
 from apis.agents.sessions import CreateSession, UpdateSession

@@ -33,7 +33,6 @@ from pydantic import BaseModel
 
 from apis.accounts.audit import AuditLogQuery
 from apis.accounts.directory import (
-    AccountPage,
     AdminKeyPage,
     CreateAdminKey,
     CreateProject,
@@ -45,22 +44,24 @@ from apis.accounts.directory import (
     UpdateProject,
     UpdateServiceAccount,
 )
-from apis.accounts.limits import RateLimitPage, UpdateRateLimit
 from apis.accounts.project_settings import (
     UpdateDataRetention,
     UpdateHostedToolPermissions,
     UpdateModelPermissions,
     UpdateServiceTierSettings,
 )
-from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlertPage
-from apis.accounts.spending import UpdateSpendLimit
-from apis.accounts.usage import (
+from apis.accounts.requests import (
+    AccountPage,
     CostsQuery,
     FileSearchUsageQuery,
     ImagesUsageQuery,
+    RateLimitPage,
+    UpdateRateLimit,
     UsageQuery,
     WebSearchUsageQuery,
 )
+from apis.accounts.spend_alerts import SaveSpendAlert, SpendAlertPage
+from apis.accounts.spending import UpdateSpendLimit
 from apis.agents.agents import AgentListParams, CreateAgent, UpdateAgent
 from apis.agents.automations import (
     AutomationListParams,
@@ -86,10 +87,9 @@ from apis.agents.sessions import (
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
-from apis.decisions import CreateDecision
 from apis.documents.embeddings import EmbeddingRequest
 from apis.documents.files import CreateFile, FileListParams
-from apis.documents.vector_stores import (
+from apis.documents.vector_store_requests import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -120,6 +120,7 @@ from apis.webhooks import (
     WebhookEndpointPage,
 )
 from apis.wire.base import ListParams
+from apis.wire.decisions import CreateDecision
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion

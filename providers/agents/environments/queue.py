@@ -15,7 +15,6 @@ from apis.fair_share import FairShare, Tenants
 from apis.storage.kv_store import Delete
 from providers.agents.environments.hosted import HostedEnvironments, note_restored
 from providers.agents.environments.records import (
-    DUE_PREFIX,
     ENDED,
     LIVE,
     EnvironmentRecord,
@@ -24,6 +23,7 @@ from providers.agents.environments.records import (
 from providers.agents.environments.specs import list_setup_commands
 from providers.agents.environments.store import EnvironmentChange, EnvironmentStore
 from providers.agents.transition import Transition
+from providers.agents.work import ENVIRONMENT_PREFIX
 from providers.common.due_rows import list_due_rows
 from providers.common.jobs import Claim, Job, JobQueue, JobRecord, LeasedJobs
 from providers.common.state.worker_signs import WorkerSign
@@ -88,7 +88,7 @@ class EnvironmentQueue(JobQueue[EnvironmentRef, JobRecord]):
         await self._jobs.close(_CLOSE_TIMEOUT_S)
 
     async def list_waiting(self) -> AsyncGenerator[Job[EnvironmentRef]]:
-        async with aclosing(list_due_rows(self.kv, DUE_PREFIX, time.time())) as rows:
+        async with aclosing(list_due_rows(self.kv, ENVIRONMENT_PREFIX, time.time())) as rows:
             async for tenant, environment_id, key, entry in rows:
                 ref = EnvironmentRef(tenant, environment_id)
                 yield Job(tenant, ref, ref.lease_key, self._lease_s, key, entry)

@@ -20,13 +20,13 @@ import msgspec
 from apis.storage.keys import record_id
 from apis.storage.kv_store import Op
 from apis.workspaces import WORKSPACE_PREFIX
+from providers.agents.work import ENVIRONMENT_PREFIX
 from providers.common.due_rows import move_due_row
 
 Json = dict[str, Any]
 EnvironmentStatus = Literal["pending", "ready", "connected", "disconnected", "suspended", "expired", "failed"]
 LIVE: Final = frozenset({"ready", "connected", "disconnected"})
 ENDED: Final = frozenset({"expired", "failed"})
-DUE_PREFIX: Final = "/agent_environment_due/"
 ID_PREFIX: Final = "env_"
 
 
@@ -102,7 +102,7 @@ class EnvironmentRef:
 
 def move_due(ref: EnvironmentRef, record: EnvironmentRecord) -> Sequence[Op]:
     """Return the operations that move the due row of an environment to its present time."""
-    key, ops = move_due_row(DUE_PREFIX, ref.tenant, ref.id, record.due_key, record.due_at)
+    key, ops = move_due_row(ENVIRONMENT_PREFIX, ref.tenant, ref.id, record.due_key, record.due_at)
     record.due_key = key
     return ops
 

@@ -12,10 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response
 
 from apis.errors import InvalidRequest
-from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
+from apis.events import TERMINAL_EVENTS, LoggedEvent, ResponseStreamEvent, event_to_json
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.lease import Lease
 from apis.storage.records import delete_all, scan_all

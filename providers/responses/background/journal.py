@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
-from openai.types.responses import ResponseStreamEvent
 
-from apis.events import INITIAL_EVENT_COUNT
+from apis.events import INITIAL_EVENT_COUNT, ResponseStreamEvent
 from apis.sink import Sink
 from apis.storage.kv_store import ABSENT, Delete, Op, Put
 from apis.ticks import wait_for_tick

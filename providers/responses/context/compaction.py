@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from openai.types.responses import ResponseCompactionItem, ResponseStreamEvent
+from openai.types.responses import ResponseCompactionItem
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import Usage
 from apis.errors import InvalidRequest
-from apis.events import EventBatch
+from apis.events import EventBatch, ResponseStreamEvent
 from apis.inference import Inference
 from apis.responses import CompactedConversation, CreateResponse
 from apis.sink import Sink

@@ -4,11 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, cast
 
 import orjson
-from openai.types.responses import (
-    Response,
-    ResponseOutputItem,
-    ResponseStreamEvent,
-)
+from openai.types.responses import Response, ResponseOutputItem
 
 from apis.events import (
     ITEM_EVENTS,
@@ -18,6 +14,7 @@ from apis.events import (
     LoggedEvent,
     ResponseEventBatch,
     ResponseItemEvent,
+    ResponseStreamEvent,
 )
 from apis.responses import CreateResponse
 from apis.wire.base import sdk_model_to_json

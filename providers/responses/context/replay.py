@@ -27,7 +27,7 @@ def item_to_client_call(item: Item) -> FunctionCall | None:
     tool_type = TYPES_BY_CALL_ITEM.get(type(item))
     if tool_type is None or item.type in REPLAYED_TYPES:
         return None
-    call = tool_type.call_from_item(item, frozenset())
+    call = tool_type.functions.call_from_item(item, frozenset())
     if call is None:
         return None
     return FunctionCall(id=call.call_id, function=CalledFunction(name=call.name, arguments=call.arguments))
@@ -37,7 +37,7 @@ def item_to_client_output(item: Item, call_ids: Mapping[str, str]) -> tuple[str,
     """Return the call id and the text of the output of a client's typed tool; None for any other item. `call_ids` maps
     ids of call items to their call ids."""
     tool_type = TYPES_BY_OUTPUT_ITEM.get(type(item))
-    return None if tool_type is None else tool_type.output_from_item(item, call_ids)
+    return None if tool_type is None else tool_type.functions.output_from_item(item, call_ids)
 
 
 def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
@@ -45,7 +45,7 @@ def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> 
     any other item, a call that did not run, and one whose item shows too little."""
     if item.type not in HOSTED_CALL_TYPES or getattr(item, "status", None) not in (None, "completed", "failed"):
         return None
-    return TYPES_BY_CALL_ITEM[type(item)].call_from_item(item, native_tools)
+    return TYPES_BY_CALL_ITEM[type(item)].functions.call_from_item(item, native_tools)
 
 
 def image_data_url(base64_data: str) -> str:
@@ -78,8 +78,9 @@ async def rewrite_for_model(
         stored = rewritten.get(item.id)
         if stored is None:
             stored = item_to_tool_result(item, native_tools)
-        elif (tool_type := TYPES_BY_CALL_ITEM.get(type(item))) is not None and tool_type.call_for_model is not None:
-            stored = tool_type.call_for_model(item, stored, native_tools)
+        elif (tool_type := TYPES_BY_CALL_ITEM.get(type(item))) is not None:
+            call_for_model = tool_type.functions.call_for_model
+            stored = stored if call_for_model is None else call_for_model(item, stored, native_tools)
         if stored is not None:
             rewritten[item.id] = stored
 

@@ -17,13 +17,12 @@ from openai.types.responses import (
     ResponseOutputRefusal,
     ResponseOutputText,
     ResponseReasoningItem,
-    ResponseStreamEvent,
     ResponseTextDoneEvent,
 )
 from openai.types.responses.response_reasoning_item import Content, Summary
 
 from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
-from apis.events import EventList
+from apis.events import EventList, ResponseStreamEvent
 from apis.wire.base import Phase
 from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
 from providers.responses.events.response_events import item_event, reasoning_delta_event, text_delta_event

@@ -3,26 +3,30 @@
 Every event has `sequence_number=0` until its response puts it into the stream.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, get_args
 
+from openai.types import responses
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
     ResponseCreatedEvent,
     ResponseCustomToolCallInputDeltaEvent,
     ResponseFailedEvent,
     ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseFunctionCallArgumentsDoneEvent,
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
     ResponseQueuedEvent,
     ResponseReasoningTextDeltaEvent,
-    ResponseStreamEvent,
+    ResponseReasoningTextDoneEvent,
     ResponseTextDeltaEvent,
 )
 
-from apis.events import EventBatch
+from apis.events import EventBatch, ResponseStreamEvent
 from apis.wire.base import remember_json
 from providers.responses.events.unvalidated import build_unvalidated, unvalidated
 
@@ -77,13 +81,29 @@ def item_event(kind: str, item_id: str, index: int, **fields: Any) -> ResponseSt
 
 def build_event(kind: str, **fields: Any) -> ResponseStreamEvent:
     """Return the event of this type with these fields, which are validated."""
-    return _event_classes()[kind](type=kind, sequence_number=0, **fields)
+    event_class = _TEXT_EVENTS.get(kind) or _import_all_classes()[kind]
+    return event_class(type=kind, sequence_number=0, **fields)
+
+
+def _by_type(classes: Iterable[Any]) -> Mapping[str, Any]:
+    return {get_args(event_class.model_fields["type"].annotation)[0]: event_class for event_class in classes}
+
+
+_TEXT_EVENTS: Final = _by_type(
+    (
+        ResponseContentPartAddedEvent,
+        ResponseContentPartDoneEvent,
+        ResponseFunctionCallArgumentsDoneEvent,
+        ResponseReasoningTextDoneEvent,
+    )
+)
+"""The classes that a stream of text and calls of functions has, by the types of their events."""
 
 
 @cache
-def _event_classes() -> Mapping[str, Any]:
-    classes = get_args(get_args(ResponseStreamEvent)[0])
-    return {get_args(event_class.model_fields["type"].annotation)[0]: event_class for event_class in classes}
+def _import_all_classes() -> Mapping[str, Any]:
+    """Return the classes of all events, which are imported for the first event of a hosted tool."""
+    return _by_type(get_args(get_args(responses.ResponseStreamEvent)[0]))
 
 
 # Those that are sent once per token are built without validation, since their fields come typed from our own code: in a

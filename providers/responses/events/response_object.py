@@ -1,5 +1,6 @@
 """The response object: the request's fields, echoed, and the state of the response."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
@@ -24,6 +25,7 @@ from apis.wire.base import remember_json
 from apis.wire.tool_choice import ChosenHostedTool
 from providers.responses.events.unvalidated import add_extra, build_unvalidated, copy_with, unvalidated
 
+_schema_lock: Final = threading.Lock()
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
 """Name in a response of each tier that ranks it; `fast` and `priority` are one tier in OpenAI's API."""
 _NO_IMAGES: Final = ToolUsageImageGen(
@@ -165,6 +167,9 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
     """Return a response from its own JSON. Raises pydantic's ValidationError. Its error is not validated: the API sends
     codes that the SDK's type does not list."""
     error = fields.get("error")
+    if not Response.__pydantic_complete__:
+        with _schema_lock:  # another thread may build it, too
+            Response.model_rebuild()
     response = Response.model_validate({**fields, "error": None})
     return response if error is None else response.model_copy(update={"error": ResponseError.model_construct(**error)})
 

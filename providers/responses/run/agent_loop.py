@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from openai.types.responses import ResponseOutputItem
 
 from apis.chat import ChatRequest, Message, share_of_salt
 from apis.deltas import Finish, Usage
 from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
-from apis.events import EventBatch
+from apis.events import EventBatch, ResponseStreamEvent
 from apis.inference import Inference
 from apis.sink import ReceivingSink, Sink
 from apis.wire.item_types import LISTING_TYPES

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputItemDoneEvent, ResponseStreamEvent
+from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputItemDoneEvent
 
-from apis.events import FLAT_EVENTS, EventBatch
+from apis.events import FLAT_EVENTS, EventBatch, ResponseStreamEvent
 from apis.inference import CALL_ATTEMPTS, CallAttempts
 from apis.shared_timeout import SharedTimeout
 from apis.sink import Sink

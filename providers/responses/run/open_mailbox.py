@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 import msgspec
-from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import SteeringRefused
+from apis.events import ResponseStreamEvent
 from apis.responses import CreateResponse, SteerResponse
 from apis.steering import Steer
 from apis.storage.kv_store import Delete, KVStore

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
 from typing import Final, TypeVar
 
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response
 
 from apis.accounts.charges import UNKNOWN_USE
 from apis.errors import StackError, StoredValueTooLarge, StoreUnavailable
-from apis.events import EventBatch
+from apis.events import EventBatch, ResponseStreamEvent
 from apis.shared_timeout import SharedTimeout
 from apis.sink import Sink
 from providers.common.fair_turns import run_long

@@ -182,7 +182,8 @@ class History:
         valid response."""
         record, turn = await self._load_response_record(response_id, tenant)
         with reading_stored(response_id):
-            if len(turn.output_items) > _LARGE_CHARS:
+            # the first one builds the schema of the SDK's type, which takes 40 ms
+            if len(turn.output_items) > _LARGE_CHARS or not Response.__pydantic_complete__:
                 return await run_long(_build_stored_response, record, turn)
             return _build_stored_response(record, turn)
 

@@ -10,7 +10,7 @@ from apis.chat import NativeToolName
 from apis.wire.tool_items import ApplyPatchCallItem, ApplyPatchCallOutput
 from apis.wire.tools import ApplyPatchTool
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.call import ToolFunctions, TypedTool
 from providers.responses.tools.client import (
     Arguments,
     ClientFunctionCall,
@@ -77,11 +77,4 @@ def _output_from_item(item: ApplyPatchCallOutput, call_ids: Mapping[str, str]) -
     return item.call_id, item.output or default
 
 
-APPLY_PATCH: Final = ToolType(
-    ApplyPatchTool,
-    _create_tool,
-    (ApplyPatchCallItem,),
-    _call_from_item,
-    output_item=ApplyPatchCallOutput,
-    output_from_item=_output_from_item,
-)
+APPLY_PATCH: Final = ToolFunctions(_create_tool, _call_from_item, output_from_item=_output_from_item)

@@ -1,8 +1,8 @@
 """The seam between the agent loop and the tools: the calls of a turn, and the tools whose calls have items of their own
 type.
 
-A ToolType in the registry creates a TypedTool for each declaration of a request, and the tool an ItemCall for each call
-by the model. There are two kinds of them:
+A type of tool of the registry creates a TypedTool for each declaration of a request, and the tool an ItemCall for each
+call by the model. There are two kinds of them:
 
     HostedCall   run by this server at the end of the turn
     ClientCall   run by the client; it ends the response. If its arguments are invalid, the model receives the error and
@@ -16,16 +16,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Final, Literal, cast
 
 import orjson
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel
 
 from apis.chat import ChatFunctionTool, ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
-from apis.events import EventList
+from apis.events import EventList, ResponseStreamEvent
 from apis.tool_runtime import Source
-from apis.wire.base import ToolWire
-from apis.wire.item_parts import ItemWire
 from apis.wire.item_types import ITEM_TYPES, ItemType
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.open_items import EMPTY_ARGUMENTS, GrowingText, item_added_event, item_done_event
@@ -257,28 +255,22 @@ class TypedTool(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolType:
-    """A type of tool: how its declarations become tools, and how the stored items of its calls become calls again."""
+class ToolFunctions:
+    """The functions of a type of tool, which its file has: how its declarations become tools, and how the stored items
+    of its calls become calls again."""
 
-    declaration: type[ToolWire]
     create: Callable[[Any, ToolContext], TypedTool | None]
     """Return the tool of one declaration, or None for one that is ignored. Raises `context.not_configured_error(...)`
     if the server has no provider for it."""
-    call_items: tuple[type[ItemWire], ...]
     call_from_item: Callable[[Any, frozenset[NativeToolName]], ToolResultRecord | None]
-    """Return the call and the output that an item of one of `call_items` shows, in the words of a model with these
-    native tools; None if the item shows too little. The output of a client's call is empty."""
+    """Return the call and the output that an item of the tool's calls shows, in the words of a model with these native
+    tools; None if the item shows too little. The output of a client's call is empty."""
     _: KW_ONLY
     call_for_model: Callable[[Any, ToolResultRecord, frozenset[NativeToolName]], ToolResultRecord] | None = None
     """Return the stored result of an item with the call rewritten in the words of a model with these native tools.
     None for a tool that all models call in the same way."""
-    output_item: type[ItemWire] | None = None
     output_from_item: Callable[[Any, Mapping[str, str]], tuple[str, str] | None] = lambda item, call_ids: None
     """Return the call id and the text of a client's output item. `call_ids` maps item ids to call ids."""
-    depends_on_model: bool = False
-    """True if models with native tools or namespaces are offered the tool in another way."""
-    needs_modalities: bool = False
-    """True if the tool is created by the modalities of the model."""
     sum_usage: Callable[[Sequence[Any], Mapping[str, ToolResultRecord]], Mapping[str, BaseModel]] | None = None
     """Return the fields of a response's `tool_usage` for its items of this tool, with the results of all calls by item
     id. None for a tool that counts nothing there."""

@@ -15,7 +15,8 @@ from openai.types.vector_store_search_response import VectorStoreSearchResponse
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
-from apis.documents.vector_stores import SearchStores, VectorStores
+from apis.documents.vector_store_requests import SearchStores
+from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
 from apis.events import EventList
 from apis.tool_runtime import Source
@@ -24,7 +25,7 @@ from apis.wire.tools import FileSearchTool
 from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 
 _FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
@@ -181,4 +182,4 @@ def _call_from_item(item: FileSearchCallItem, native_tools: frozenset[NativeTool
     return ToolResultRecord(item.id or "", _NAME, orjson.dumps({"queries": item.queries}).decode(), output)
 
 
-FILE_SEARCH: Final = ToolType(FileSearchTool, _create_tool, (FileSearchCallItem,), _call_from_item)
+FILE_SEARCH: Final = ToolFunctions(_create_tool, _call_from_item)

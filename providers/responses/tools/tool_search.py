@@ -13,7 +13,7 @@ from apis.wire.tool_items import ToolSearchCallItem, ToolSearchOutput
 from apis.wire.tools import ToolSearchTool
 from providers.common.grammars.schemas import check_parameters
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.call import ToolFunctions, TypedTool
 from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_call_record
 from providers.responses.tools.server_tool_search import create_server_search
 from providers.responses.tools.tool_context import ToolContext
@@ -70,12 +70,4 @@ def _output_from_item(item: ToolSearchOutput, call_ids: Mapping[str, str]) -> tu
     return item.call_id, orjson.dumps(tools).decode() if tools else "No tool was found."
 
 
-TOOL_SEARCH: Final = ToolType(
-    ToolSearchTool,
-    _create_tool,
-    (ToolSearchCallItem,),
-    _call_from_item,
-    output_item=ToolSearchOutput,
-    output_from_item=_output_from_item,
-    depends_on_model=True,
-)
+TOOL_SEARCH: Final = ToolFunctions(_create_tool, _call_from_item, output_from_item=_output_from_item)

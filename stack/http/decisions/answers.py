@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
-from apis.decisions import ChoiceQuestion, CreateDecision, Decisions, PredicateQuestion, Question, ScoreQuestion
+from apis.decisions import Decisions
 from apis.deltas import Usage
+from apis.wire.decisions import ChoiceQuestion, CreateDecision, PredicateQuestion, Question, ScoreQuestion
 
 JsonObject = dict[str, Any]
 

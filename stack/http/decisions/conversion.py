@@ -6,7 +6,9 @@ from typing import Any, Final, assert_never, cast
 import orjson
 
 from apis.chat import ImagePart, ImageUrl, TextPart
-from apis.decisions import (
+from apis.decisions import DecisionOption, DecisionQuestion, DecisionRequest, predicate_options
+from apis.errors import InvalidRequest
+from apis.wire.decisions import (
     ChoiceQuestion,
     CreateDecision,
     DecisionCustomCall,
@@ -14,19 +16,14 @@ from apis.decisions import (
     DecisionImage,
     DecisionItem,
     DecisionJson,
-    DecisionOption,
     DecisionOutput,
     DecisionOutputText,
-    DecisionQuestion,
     DecisionRefusal,
-    DecisionRequest,
     DecisionText,
     PredicateQuestion,
     Question,
     ScoreQuestion,
-    predicate_options,
 )
-from apis.errors import InvalidRequest
 
 Part = TextPart | ImagePart
 WirePart = DecisionText | DecisionImage | DecisionJson | DecisionOutputText | DecisionRefusal

@@ -7,15 +7,11 @@ import orjson
 from pydantic import JsonValue
 
 from apis.chat import ImagePart, ImageUrl, TextPart
-from apis.decisions import (
-    PREDICATE_OPTIONS,
+from apis.decisions import PREDICATE_OPTIONS, DecisionOption, DecisionQuestion, DecisionRequest, Decisions
+from apis.wire.decisions import (
     CreateSystemOne,
     CriteriaChoiceQuestion,
     CriteriaScoreQuestion,
-    DecisionOption,
-    DecisionQuestion,
-    DecisionRequest,
-    Decisions,
     NoulQuestion,
     SystemOneQuestion,
 )

@@ -14,6 +14,10 @@ from apis.errors import Unsupported
 from stack.http.context import HttpContext, Services
 from stack.http.route import AGENTS, ANY_PROJECT_KEY, RESPONSES, Access, Handler, Route
 
+WEBSOCKET_HINT: Final = (
+    " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
+    "front has to pass on."
+)
 _TEXT_ONLY: Final = "The models here write text."
 _NO_TRAINING: Final = "No model is trained or graded here."
 _NO_PERSONS: Final = (

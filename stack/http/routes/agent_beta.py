@@ -2,7 +2,7 @@
 
 import hashlib
 from functools import wraps
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -11,30 +11,35 @@ from starlette.responses import Response
 from apis.accounts.project_settings import HostedTool
 from apis.agents.sessions import RequestKey
 from apis.errors import InvalidBeta
-from providers.agents.kv import StoredAgents
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.idempotency import RAW_IDEMPOTENCY_HEADER, parse_key
 from stack.http.parsing import find_header
 from stack.http.route import AGENTS, Access, Handler, Route
+
+if TYPE_CHECKING:  # its modules are loaded with the first request
+    from providers.agents.live import LiveAgents
 
 BETA: Final = "agents=v1"
 _BETA_HEADER: Final = b"openai-beta"
 CREATED: Final = 201
 
 
-def require_agents(services: Services) -> StoredAgents:
-    """Return the agents of the server. Raises Unsupported where it keeps none."""
-    return require_section(services.stack.agents, "keeps no agents", "agents")
+def require_agents(services: Services) -> "LiveAgents":
+    """Return the agents of the server, for a handler of `_with_beta`. Raises Unsupported where it keeps none."""
+    return require_section(services.stack.agents, "keeps no agents", "agents").live
 
 
 def _with_beta(handler: Handler) -> Handler:
-    """Return the handler for requests that name the beta; it raises InvalidBeta for any other."""
+    """Return the handler for requests that name the beta; it raises InvalidBeta for any other. It is called after the
+    agents are loaded."""
 
     @wraps(handler)
     async def handle(http: Request, context: HttpContext, services: Services) -> Response:
         betas = (find_header(http.scope, _BETA_HEADER) or "").split(",")
         if BETA not in [beta.strip() for beta in betas]:
             raise InvalidBeta(f"The Agents API is a beta: send the header 'OpenAI-Beta: {BETA}'.")
+        if services.stack.agents is not None:
+            await services.stack.agents.load()
         return await handler(http, context, services)
 
     return handle

@@ -1,6 +1,6 @@
 """/v1/agents/automations: work that begins at the times of a schedule."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,6 @@ from apis.agents.automations import (
     UpdateAutomation,
 )
 from apis.batches.batches import BatchOwner
-from providers.agents.kv import StoredAgents
 from providers.common.permissions import require_request
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services
@@ -28,6 +27,9 @@ from stack.http.routes.agent_beta import (
     write_route,
 )
 from stack.http.routes.calls import ApiCalls
+
+if TYPE_CHECKING:  # its modules are loaded with the first request
+    from providers.agents.live import LiveAgents
 
 _PATH: Final = "/agents/automations/{automation_id}"
 _INVOCATIONS_PATH: Final = f"{_PATH}/invocations"
@@ -52,7 +54,7 @@ async def update_automation(http: Request, context: HttpContext, services: Servi
 
 
 async def _check_target(
-    target: AutomationTarget, agents: StoredAgents, context: HttpContext, services: Services
+    target: AutomationTarget, agents: "LiveAgents", context: HttpContext, services: Services
 ) -> None:
     """Raise the error of a target that no invocation could be delivered to now."""
     require_request(context.caller, target, None)

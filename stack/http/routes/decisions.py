@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.chat import ImagePart, TextPart
-from apis.decisions import CreateDecision, CreateSystemOne, DecisionRequest, Decisions
+from apis.decisions import DecisionRequest, Decisions
+from apis.wire.decisions import CreateDecision, CreateSystemOne
 from providers.common.fair_turns import run_long
 from stack.http.answers import json_response
 from stack.http.chat_media import load_images, replace_url

@@ -18,11 +18,11 @@ from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.request_body import read_query
 from stack.http.route import RESPONSES, Route
+from stack.http.routes.absences import WEBSOCKET_HINT
 from stack.http.routes.calls import ApiCalls
 from stack.http.routes.conversations import list_conversations
 from stack.http.routes.responses import RESPONSE_PATH, parse_response_id
 from stack.http.sse import events_to_json, read_dialect
-from stack.http.websocket import WEBSOCKET_HINT
 
 
 async def list_responses(http: Request, context: HttpContext, services: Services) -> Response:

@@ -5,7 +5,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.agents.agents import MAX_PAGE, MODEL_PREFIX, AgentListParams
+from apis.agents import MODEL_PREFIX
+from apis.agents.agents import MAX_PAGE, AgentListParams
 from apis.errors import AgentNotFound, ModelNotFound
 from apis.inference import Model
 from stack.http.answers import value_response
@@ -32,7 +33,7 @@ async def get_model(http: Request, context: HttpContext, services: Services) -> 
     if agents is not None and model_id.startswith(MODEL_PREFIX):
         agent_id = model_id.removeprefix(MODEL_PREFIX)
         try:
-            agent = await agents.definitions.get(agent_id, tenant=context.tenant)
+            agent = await (await agents.load_definitions()).get(agent_id, tenant=context.tenant)
         except AgentNotFound:
             raise ModelNotFound(model_id) from None
         return value_response(_model_to_fields(_agent_to_model(agent)))
@@ -58,7 +59,7 @@ async def _list_agents(context: HttpContext, services: Services) -> list[Model]:
     agents = services.stack.agents
     if agents is None:
         return []
-    page = await agents.definitions.list(AgentListParams(limit=MAX_PAGE), tenant=context.tenant)
+    page = await (await agents.load_definitions()).list(AgentListParams(limit=MAX_PAGE), tenant=context.tenant)
     return [_agent_to_model(agent) for agent in page.data]
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.documents.vector_stores import (
+from apis.documents.vector_store_requests import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -15,8 +15,8 @@ from apis.documents.vector_stores import (
     UpdateVectorStore,
     VectorStoreFileListParams,
     VectorStoreListParams,
-    VectorStores,
 )
+from apis.documents.vector_stores import VectorStores
 from stack.http.answers import build_single_page, value_response
 from stack.http.context import HttpContext, Services, require_section
 from stack.http.request_body import read_counted, read_query

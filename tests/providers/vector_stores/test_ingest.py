@@ -9,7 +9,7 @@ import pytest
 
 from apis.documents.files import CreateFile
 from apis.documents.vector_index import Chunk, Search
-from apis.documents.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
+from apis.documents.vector_store_requests import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from apis.errors import StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put

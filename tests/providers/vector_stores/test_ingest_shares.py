@@ -6,7 +6,7 @@ from pathlib import Path
 
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.documents.files import CreateFile
-from apis.documents.vector_stores import CreateVectorStore
+from apis.documents.vector_store_requests import CreateVectorStore
 from apis.fair_share import Tenants
 from apis.provider import Provider
 from providers.fetcher.safe import GuardedFetcher

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from apis.documents.vector_stores import AddFile, CreateVectorStore, VectorStoreFileListParams
+from apis.documents.vector_store_requests import AddFile, CreateVectorStore, VectorStoreFileListParams
 from apis.storage.kv_store import Entry, Put
 from apis.storage.records import encode_record
 from providers.kv_store.memory import Memory

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from apis.documents.vector_stores import (
+from apis.documents.vector_store_requests import (
     AddFile,
     AddFiles,
     CreateVectorStore,

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 from openai import APITimeoutError, AsyncOpenAI, RateLimitError
 
-from apis.accounts.limits import NANOS, UpdateRateLimit
+from apis.accounts.limits import NANOS
+from apis.accounts.requests import UpdateRateLimit
 from apis.accounts.usage import UsageCounts
 from tests.spec.accounts.test_stored_keys import new_key
 from tests.support.sdk.client import sdk_client

@@ -11,8 +11,9 @@ import pytest_asyncio
 from openai import APIStatusError, AsyncOpenAI, NotFoundError, PermissionDeniedError, RateLimitError
 
 from apis.accounts.accounts import Caller
-from apis.accounts.limits import NANOS, RateLimit, UpdateRateLimit
+from apis.accounts.limits import NANOS, RateLimit
 from apis.accounts.project_settings import ProjectSettings
+from apis.accounts.requests import UpdateRateLimit
 from apis.inference import ModelNames
 from tests.spec.accounts.test_stored_keys import new_key
 from tests.support.sdk.client import sdk_client

@@ -11,7 +11,7 @@ from openai import AuthenticationError, InternalServerError, NotFoundError, Perm
 
 from apis.accounts.accounts import MAX_KEY_AGE_S
 from apis.accounts.directory import KeyOptions
-from apis.accounts.limits import UpdateRateLimit
+from apis.accounts.requests import UpdateRateLimit
 from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.websockets import talking

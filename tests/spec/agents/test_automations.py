@@ -42,8 +42,16 @@ class Clock:
         for each in served:
             agents = each.stack.agents
             assert agents is not None
-            self._automations.append(agents.automations)
-            agents.automations.now = lambda: self.now
+            self._automations.append(agents.live.automations)
+            agents.live.automations.now = lambda: self.now
+
+    @classmethod
+    async def of(cls, *served: Served) -> "Clock":
+        """Return a clock of these servers, whose agents it loads."""
+        for each in served:
+            assert each.stack.agents is not None
+            await each.stack.agents.load()
+        return cls(*served)
 
     def set(self, *moment: int) -> None:
         """Set the clock to a time in Berlin, and have the servers look at it."""
@@ -85,7 +93,7 @@ async def wait_for_invocations(served: Served, automation_id: str, *statuses: st
 
 
 async def test_an_hour_begins_a_session(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     automation = await automations.create(**HOURLY, target=NEW_SESSION, metadata={"team": "a"})
     assert (automation.status, automation.type, automation.metadata) == ("active", "periodic", {"team": "a"})
     clock.set(2026, 3, 28, 13, 0)
@@ -115,7 +123,7 @@ async def test_a_response_is_a_target_too(served: Served) -> None:
 
 
 async def test_times_that_passed_while_all_servers_were_off_come_once(served: Served) -> None:
-    clock = Clock(served)
+    clock = await Clock.of(served)
     automation = await served.client.beta.agents.automations.create(**HOURLY, target=RESPONSE)
     clock.set(2026, 3, 31, 9, 40)
     (invocation,) = await wait_for_invocations(served, automation.id, "completed")
@@ -125,7 +133,7 @@ async def test_times_that_passed_while_all_servers_were_off_come_once(served: Se
 
 
 async def test_a_clock_that_goes_back_begins_nothing_again(served: Served) -> None:
-    clock = Clock(served)
+    clock = await Clock.of(served)
     automation = await served.client.beta.agents.automations.create(**HOURLY, target=RESPONSE)
     clock.set(2026, 3, 28, 13, 0)
     await wait_for_invocations(served, automation.id, "completed")
@@ -146,7 +154,7 @@ async def test_a_clock_that_goes_back_begins_nothing_again(served: Served) -> No
 async def test_daylight_saving_moves_a_time_and_repeats_none(
     served: Served, expression: str, day: tuple[int, int, int], hours: list[float]
 ) -> None:
-    clock = Clock(served)
+    clock = await Clock.of(served)
     clock.set(*day, 0, 30)
     schedule: Any = {**HOURLY, "expression": expression, "target": RESPONSE}
     automations: Any = served.client.beta.agents.automations
@@ -160,7 +168,7 @@ async def test_daylight_saving_moves_a_time_and_repeats_none(
 
 
 async def test_one_time(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     run_at = int(clock.now) + 600
     automation = await automations.create(type="once", name="later", run_at=run_at, target=RESPONSE)
     assert automation.type == "once"
@@ -181,7 +189,7 @@ async def calling() -> AsyncIterator[Served]:
 
 
 async def test_a_session_gets_instructions_when_it_is_idle(calling: Served) -> None:
-    clock, client, served = Clock(calling), calling.client.beta.agents, calling
+    clock, client, served = await Clock.of(calling), calling.client.beta.agents, calling
     session = await client.sessions.create(
         agent={"model": "scripted", "tools": [WEATHER]}, environment=NONE, input="Hi"
     )
@@ -210,7 +218,7 @@ async def test_a_session_gets_instructions_when_it_is_idle(calling: Served) -> N
 
 
 async def test_an_automation_rests_once_its_session_is_gone(served: Served) -> None:
-    clock, client = Clock(served), served.client.beta.agents
+    clock, client = await Clock.of(served), served.client.beta.agents
     session = await client.sessions.create(agent={"model": "scripted"}, environment=NONE, input="Hi")
     assert (await rest(served.client, session.id)).status == "idle"
     target: Any = {"type": "existing_session", "session_id": session.id, "instructions": "Go on."}
@@ -225,7 +233,7 @@ async def test_an_automation_rests_once_its_session_is_gone(served: Served) -> N
 
 
 async def test_pause_and_resume(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     automation = await automations.create(**HOURLY, target=RESPONSE)
     next_times = [int(clock.now) + 1800 + 3600 * hours for hours in range(5)]
     assert [times_of(each) for each in (automation, await automations.retrieve(automation.id))] == [next_times] * 2
@@ -241,7 +249,7 @@ async def test_pause_and_resume(served: Served) -> None:
 
 
 async def test_changes_and_deletion(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     automation = await automations.create(**HOURLY, target=RESPONSE)
     changed = await automations.update(automation.id, expression="15 * * * *", name="quarter")
     assert (changed.type == "periodic" and changed.expression, changed.name) == ("15 * * * *", "quarter")
@@ -297,7 +305,7 @@ async def test_two_servers_begin_each_time_once(tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     async with AsyncExitStack() as servers:
         both = [await servers.enter_async_context(serving(kv_store=store)) for _ in range(2)]
-        clock, automations = Clock(*both), both[0].client.beta.agents.automations
+        clock, automations = await Clock.of(*both), both[0].client.beta.agents.automations
         created = [await automations.create(**HOURLY, target=RESPONSE) for _ in range(10)]
         for hour in (13, 14, 15):
             clock.set(2026, 3, 28, hour, 0)
@@ -325,7 +333,7 @@ async def test_an_automation_whose_time_zone_this_machine_does_not_know_can_be_s
 
 
 async def test_a_damaged_automation_stops_only_itself(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     damaged, whole = [await automations.create(**HOURLY, target=RESPONSE) for _ in range(2)]
     (key,) = [
         key for key, _ in await served.stack.kv_store.scan("", limit=10_000) if key.endswith(f"automation/{damaged.id}")
@@ -340,7 +348,7 @@ async def test_a_damaged_automation_stops_only_itself(served: Served) -> None:
 
 
 async def test_a_damaged_due_row_silences_nothing(served: Served) -> None:
-    clock = Clock(served)
+    clock = await Clock.of(served)
     automation = await served.client.beta.agents.automations.create(**HOURLY, target=RESPONSE)
     kv = served.stack.kv_store
     (key,) = [key for key, _ in await kv.scan("/automation_due/") if key.endswith(automation.id)]
@@ -353,7 +361,7 @@ async def test_a_damaged_due_row_silences_nothing(served: Served) -> None:
 async def test_a_damaged_invocation_does_not_stop_those_after_it() -> None:
     """It waits for a session that works, and is damaged meanwhile."""
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
-        clock, sessions = Clock(served), served.client.beta.agents.sessions
+        clock, sessions = await Clock.of(served), served.client.beta.agents.sessions
         session = await sessions.create(agent={"model": "scripted"}, environment=NONE, input="work")
         target: Any = {"type": "existing_session", "session_id": session.id, "instructions": "Go on."}
         automation = await served.client.beta.agents.automations.create(**HOURLY, target=target)

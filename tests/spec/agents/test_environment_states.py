@@ -14,7 +14,7 @@ import pytest_asyncio
 from apis.errors import Overloaded, Unsupported
 from apis.storage.kv_store import Put
 from apis.storage.records import decode_record, encode_record
-from providers.agents.environments.records import DUE_PREFIX
+from providers.agents.work import ENVIRONMENT_PREFIX
 from providers.common.jobs import MAX_UNRETURNED, JobRecord
 from tests.support.sdk.environments import (
     MORE,
@@ -202,11 +202,11 @@ async def test_a_suspension_that_is_broken_off_is_gone_on_with(tmp_path: Path, m
     async with serving(MODEL, kv_store=store, tool_runtime=PYTHON, more=more) as served:
         session = await run_hosted(served.client, [shell("echo kept > a")])
         kv = served.stack.kv_store
-        [(key, entry)] = await kv.scan(DUE_PREFIX)
+        [(key, entry)] = await kv.scan(ENVIRONMENT_PREFIX)
         due = decode_record(entry, JobRecord)
         due.attempts = MAX_UNRETURNED + 1  # it has been begun too often, which ends no idle environment
         await kv.write([Put(key, encode_record(due))])
-        environments = served.stack.agents and served.stack.agents.environments
+        environments = served.stack.agents and served.stack.agents.live.environments
         assert environments is not None
         end, broken_off = environments.workspaces.end, asyncio.Event()
 
@@ -234,7 +234,7 @@ async def test_an_environment_that_is_deleted_while_it_is_prepared_leaves_no_con
     """The deletion comes when the worker has read the environment, and has not made the container yet."""
     is_begun, is_deleted = asyncio.Event(), asyncio.Event()
     for served in pair:
-        environments = served.stack.agents and served.stack.agents.environments
+        environments = served.stack.agents and served.stack.agents.live.environments
         assert environments is not None
 
         async def create_late(*args: Any, create: Any = environments.workspaces.create, **fields: Any) -> bool:
@@ -272,7 +272,7 @@ async def test_a_deletion_that_is_broken_off_is_ended_by_any_worker(
         raise Overloaded("The server stops.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(one.stack.agents.sessions, "end_deletion", stop)
+        patch.setattr(one.stack.agents.live.sessions, "end_deletion", stop)
         with pytest.raises(openai.APIStatusError):
             await one.client.with_options(max_retries=0).beta.agents.sessions.delete(session.id)
 

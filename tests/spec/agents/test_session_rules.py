@@ -8,6 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from apis.storage.kv_store import Put
+from apis.storage.records import encode_record
+from providers.agents.work import TURN_PREFIX
+from providers.common.jobs import JobRecord
+from tests.support.sdk.openapi_document import described_routes
 from tests.support.sdk.sessions import (
     CALL,
     CANCEL,
@@ -280,12 +285,19 @@ async def test_what_is_not_offered_says_so(served: Served, path: str) -> None:
         await served.client.get(path, cast_to=object, options={"headers": BETA})
 
 
-async def test_a_key_needs_the_scope_of_agents() -> None:
+def test_a_key_needs_the_scope_of_agents() -> None:
     """A reader sees sessions, and writes none."""
-    async with serving() as served:
-        routes = {(route.method, path): route for path, route in served.app.state.list_routes()}
+    routes = {(route.method, path): route for path, route in described_routes()}
     assert routes["POST", "/v1/agents"].access.find_scopes("POST") == {"api.agents.write"}
     assert routes["GET", "/v1/agents"].access.find_scopes("GET") == {"read", "api.agents.read", "api.agents.write"}
+
+
+async def test_a_server_that_gets_no_request_for_agents_does_what_the_store_has_for_them() -> None:
+    """The turn of a session that was deleted meanwhile, by another server of the store, ends without a request."""
+    async with serving() as served:
+        kv = served.stack.kv_store
+        await kv.write([Put(f"{TURN_PREFIX}tenant/asess_1", encode_record(JobRecord()))])
+        await until_empty(lambda: kv.scan(TURN_PREFIX))
 
 
 async def test_a_turn_of_a_session_waits_for_nothing_in_this_process() -> None:

@@ -40,8 +40,8 @@ LINES: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ('    ItemType("message", "msg")', '    ItemType("program", "prog", call="hosted"),\n'),
     ),
     "providers/responses/tools/registry.py": (
-        ("from providers.responses.tools.shell.tool", "from providers.responses.tools.programs import PROGRAMS\n"),
-        ("    SHELL,", "    PROGRAMS,\n"),
+        ("from providers.responses.events.response_object", IMPORT),
+        ("    ToolType(ShellTool,", '    ToolType(ProgramTool, f"{_HERE}.programs:PROGRAMS", (ProgramItem,)),\n'),
     ),
 }
 """The further changes for the tool: for each file, the lines before which lines are added, and those lines."""

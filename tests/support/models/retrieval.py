@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from apis.documents.embeddings import EmbeddingRequest
 from apis.documents.vector_index import Chunk, VectorIndex
-from apis.documents.vector_stores import SearchStores
+from apis.documents.vector_store_requests import SearchStores
 from apis.inference import Inference
 from providers.vector_stores.records import StoreRecord
 from providers.vector_stores.search import search_stores

@@ -13,7 +13,7 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 from tests.support.toy_tool.wire import ProgramItem, ProgramTool
 
@@ -68,4 +68,4 @@ def _call_from_item(item: ProgramItem, native_tools: frozenset[NativeToolName]) 
     return ToolResultRecord(item.call_id, _NAME, orjson.dumps({"code": item.code}).decode(), RESULT_UNAVAILABLE)
 
 
-PROGRAMS: Final = ToolType(ProgramTool, _create_tool, (ProgramItem,), _call_from_item)
+PROGRAMS: Final = ToolFunctions(_create_tool, _call_from_item)

@@ -22,7 +22,7 @@ from apis.wire.tool_items import CodeInterpreterCallItem, CodeLogs
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, Emit, HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
 from providers.responses.tools.container.request_container import (
     EarlierCall,
@@ -228,11 +228,4 @@ def _call_for_model(
     return replace(stored, name=PYTHON_NAME, arguments=arguments, custom=is_native)
 
 
-CODE_INTERPRETER: Final = ToolType(
-    CodeInterpreterTool,
-    _create_tool,
-    (CodeInterpreterCallItem,),
-    _call_from_item,
-    call_for_model=_call_for_model,
-    depends_on_model=True,
-)
+CODE_INTERPRETER: Final = ToolFunctions(_create_tool, _call_from_item, call_for_model=_call_for_model)

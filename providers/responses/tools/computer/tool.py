@@ -11,7 +11,7 @@ from apis.chat import FunctionDefinition, NativeToolName
 from apis.errors import InvalidRequest
 from apis.wire.computer import ComputerCallItem, ComputerTool, ComputerUsePreviewTool
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.call import ToolFunctions, TypedTool
 from providers.responses.tools.client import (
     Arguments,
     ClientFunctionCall,
@@ -91,7 +91,5 @@ def _call_from_item(item: ComputerCallItem, native_tools: frozenset[NativeToolNa
     )
 
 
-COMPUTER: Final = ToolType(ComputerTool, _create_tool, (ComputerCallItem,), _call_from_item, needs_modalities=True)
-COMPUTER_USE_PREVIEW: Final = ToolType(
-    ComputerUsePreviewTool, _create_preview_tool, (), _call_from_item, needs_modalities=True
-)
+COMPUTER: Final = ToolFunctions(_create_tool, _call_from_item)
+COMPUTER_USE_PREVIEW: Final = ToolFunctions(_create_preview_tool, _call_from_item)

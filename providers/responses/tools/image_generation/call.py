@@ -5,12 +5,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_output_item import ImageGenerationCall as ImageGenerationItem
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
-from apis.events import EventList
+from apis.events import EventList, ResponseStreamEvent
 from apis.image_generator import (
     MAX_PROMPT_CHARS,
     GeneratedImage,

@@ -16,7 +16,7 @@ from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputImage
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.image_generation.call import GenerationArguments, ImageGenerationCall, success_text
 from providers.responses.tools.image_generation.sources import NEWEST, SourceImages, load_image
 from providers.responses.tools.tool_context import ToolContext
@@ -159,6 +159,4 @@ def _sum_usage(
     return {"image_gen": image_gen}
 
 
-IMAGE_GENERATION: Final = ToolType(
-    ImageGenerationTool, _create_tool, (ImageGenerationCallItem,), _call_from_item, sum_usage=_sum_usage
-)
+IMAGE_GENERATION: Final = ToolFunctions(_create_tool, _call_from_item, sum_usage=_sum_usage)

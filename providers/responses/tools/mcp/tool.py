@@ -30,7 +30,7 @@ from apis.wire.tools import FunctionTool as DeclaredFunction
 from apis.wire.tools import McpTool, NamespaceTool, ToolSearchTool
 from providers.common.grammars.schemas import check_parameters
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.mcp.approvals import (
     ApprovalRequestCall,
     ApprovedCall,
@@ -324,11 +324,4 @@ def _call_for_model(
     return replace(stored, name=name)
 
 
-MCP: Final = ToolType(
-    McpTool,
-    _create_tool,
-    (McpCallItem, McpApprovalRequest),
-    _call_from_item,
-    call_for_model=_call_for_model,
-    depends_on_model=True,
-)
+MCP: Final = ToolFunctions(_create_tool, _call_from_item, call_for_model=_call_for_model)

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable
 
-from openai.types.responses import ResponseStreamEvent
-
-from apis.events import EventList
+from apis.events import EventList, ResponseStreamEvent
 from providers.responses.events.response_events import build_event
 from providers.responses.tools.shell.arguments import CommandChange
 

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from openai.types.responses import ResponseStreamEvent
-
 from apis.confinement.commands import CommandEvent
-from apis.events import EventList
+from apis.events import EventList, ResponseStreamEvent
 from providers.responses.events.response_events import item_event
 
 _CONTENT: Final = "response.shell_call_output_content"

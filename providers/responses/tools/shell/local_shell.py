@@ -10,7 +10,7 @@ from apis.chat import NativeToolName
 from apis.wire.tool_items import LocalShellCallItem, LocalShellCallOutput
 from apis.wire.tools import LocalShellTool
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.call import ToolFunctions, TypedTool
 from providers.responses.tools.client import (
     Arguments,
     ClientFunctionCall,
@@ -73,11 +73,4 @@ def _output_from_item(item: LocalShellCallOutput, call_ids: Mapping[str, str]) -
     return call_ids.get(name, name), item.output
 
 
-LOCAL_SHELL: Final = ToolType(
-    LocalShellTool,
-    _create_tool,
-    (LocalShellCallItem,),
-    _call_from_item,
-    output_item=LocalShellCallOutput,
-    output_from_item=_output_from_item,
-)
+LOCAL_SHELL: Final = ToolFunctions(_create_tool, _call_from_item, output_from_item=_output_from_item)

@@ -8,7 +8,7 @@ from apis.containers import CreateContainer
 from apis.wire.tool_items import ShellCallItem, ShellCallOutput
 from apis.wire.tools import ContainerReferenceEnvironment, LocalEnvironment, ShellTool
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.call import ToolFunctions, TypedTool
 from providers.responses.tools.client import build_call_record
 from providers.responses.tools.container.request_container import RequestContainer
 from providers.responses.tools.shell.arguments import SHELL_NAME, describe_skills
@@ -67,11 +67,4 @@ def _output_from_item(item: ShellCallOutput, call_ids: Mapping[str, str]) -> tup
     return item.call_id, "\n\n".join(rendered)
 
 
-SHELL: Final = ToolType(
-    ShellTool,
-    _create_tool,
-    (ShellCallItem,),
-    _call_from_item,
-    output_item=ShellCallOutput,
-    output_from_item=_output_from_item,
-)
+SHELL: Final = ToolFunctions(_create_tool, _call_from_item, output_from_item=_output_from_item)

@@ -18,7 +18,7 @@ from apis.tool_runtime import ToolRuntime
 from apis.wire.tool_items import WebSearchCallItem
 from apis.wire.tools import CustomTool, FunctionTool, WebSearchTool
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
+from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolFunctions, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.web_search import functions, native
 from providers.responses.tools.web_search.call import WebAccess
@@ -153,12 +153,4 @@ def _sum_usage(
     return {"web_search": ToolUsageWebSearch(num_requests=searches)}
 
 
-WEB_SEARCH: Final = ToolType(
-    WebSearchTool,
-    _create_tool,
-    (WebSearchCallItem,),
-    _call_from_item,
-    call_for_model=_call_for_model,
-    depends_on_model=True,
-    sum_usage=_sum_usage,
-)
+WEB_SEARCH: Final = ToolFunctions(_create_tool, _call_from_item, call_for_model=_call_for_model, sum_usage=_sum_usage)

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from apis.accounts.accounts import Caller
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT
+from apis.accounts.requests import UsageQuery
 from apis.accounts.scopes import PROJECT_SCOPES
-from apis.accounts.usage import UsageQuery
 from apis.errors import Unsupported
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services

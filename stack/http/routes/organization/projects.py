@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.accounts.directory import (
-    AccountPage,
     CreateProject,
     CreateServiceAccount,
     CreateServiceAccountKey,
@@ -15,6 +14,7 @@ from apis.accounts.directory import (
     UpdateProject,
     UpdateServiceAccount,
 )
+from apis.accounts.requests import AccountPage
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Services

@@ -5,14 +5,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.accounts.limits import (
-    LIMIT_FIELDS,
-    WHOLE_PROJECT,
-    RateLimit,
-    RateLimitPage,
-    UpdateRateLimit,
-    unbounded_value,
-)
+from apis.accounts.limits import LIMIT_FIELDS, WHOLE_PROJECT, RateLimit, unbounded_value
+from apis.accounts.requests import RateLimitPage, UpdateRateLimit
 from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
 from stack.http.answers import value_response

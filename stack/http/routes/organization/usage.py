@@ -10,18 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.accounts.limits import NANOS
+from apis.accounts.requests import CostsQuery, FileSearchUsageQuery, ImagesUsageQuery, UsageQuery, WebSearchUsageQuery
 from apis.accounts.usage import (
     COSTS_MAX_BUCKETS,
     HOUR_S,
     MAX_BUCKETS,
-    CostsQuery,
-    FileSearchUsageQuery,
-    ImagesUsageQuery,
     UsageCounts,
     UsageEntry,
-    UsageQuery,
     UsageSubject,
-    WebSearchUsageQuery,
     sum_by_group,
 )
 from apis.errors import InvalidRequest, Unsupported

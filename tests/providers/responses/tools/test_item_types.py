@@ -10,7 +10,8 @@ from openai.types.responses import ResponseOutputItem
 
 from apis.wire.item_types import HOSTED_CALL_TYPES, ITEM_TYPES
 from apis.wire.items import Item
-from providers.responses.tools.registry import TYPES_BY_CALL_ITEM
+from providers.responses.tools.call import ToolFunctions
+from providers.responses.tools.registry import TOOL_TYPES, TYPES_BY_CALL_ITEM
 from tests.support.laws.source_trees import ROOT, files_with, nodes, python_files, shared_trees
 
 __all__ = ["shared_trees"]
@@ -61,6 +62,13 @@ def test_no_two_types_share_an_id_prefix() -> None:
 def test_every_hosted_call_is_read_by_a_tool_of_the_registry() -> None:
     readable = {get_args(item.model_fields["type"].annotation)[0] for item in TYPES_BY_CALL_ITEM}
     assert readable >= HOSTED_CALL_TYPES
+
+
+def test_the_functions_of_every_tool_are_where_the_registry_says() -> None:
+    for row in TOOL_TYPES:
+        assert isinstance(row.functions, ToolFunctions)
+        assert row.is_imported
+        assert row.counts_usage == (row.functions.sum_usage is not None), row.functions_name
 
 
 def test_only_these_files_know_a_tool_by_its_item() -> None:
