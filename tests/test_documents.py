@@ -119,7 +119,7 @@ def generated_pages() -> dict[str, str]:
 
 def test_the_generated_pages_are_those_of_the_code(generated_pages: dict[str, str]) -> None:
     """`python -m tests.support.sdk.reference_pages` writes them from the errors, the refusals and the routes."""
-    assert len(generated_pages) == 4
+    assert len(generated_pages) == 5
     for name, page in generated_pages.items():
         assert (ROOT / name).read_text() == page
 

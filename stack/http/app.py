@@ -1,7 +1,7 @@
 """create_app: the HTTP API over the live providers of one stack, as an ASGI app."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,6 @@ from stack.http.edge import Edge
 from stack.http.freed_memory import find_trim, return_freed_memory
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
-from stack.http.route import Route
 from stack.http.route_table import RouteTable
 from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.console.page import PAGE_PREFIX, serve_page
@@ -103,17 +102,7 @@ def create_app(config: StackConfig) -> App:
     app = App(lifespan, Edge(config, metrics, table), serves_page=config.serves_console)
     app.state.draining = False
     app.state.services = None
-    app.state.list_routes = partial(_list_routes, server_routes)
     return app
-
-
-def _list_routes(server_routes: Iterable[Route]) -> tuple[tuple[str, Route], ...]:
-    """Return the routes that documents describe, each after its path."""
-    api_routes = (*API_ROUTES, *EXTENSION_ROUTES)
-    return (
-        *((f"/v1{route.path}", route) for route in api_routes),
-        *((route.path, route) for route in server_routes),
-    )
 
 
 def _execute_lines(stack: Stack, executor: RouteLineExecutor) -> SpareCapacity:

@@ -1,19 +1,22 @@
 """Routes about the server itself: probes, the version, the metrics, and the description of the API."""
 
 import asyncio
-from collections.abc import Callable
+from pathlib import Path
 from typing import Final, get_args
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.imports import import_from_string
 from stack import __version__
 from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Services
 from stack.http.metrics import CONTENT_TYPE, METRICS_PATH
 from stack.http.route import ANY_KEY, NO_KEY, Route
 from stack.http.sse import ApiDialect
+
+_DOCUMENT: Final = Path(__file__).parents[1] / "openapi.json"
+"""The description of all routes and requests, one of the generated pages."""
 
 
 async def get_liveness(_http: Request, _context: HttpContext, _services: Services) -> Response:
@@ -43,8 +46,9 @@ async def get_metrics(_http: Request, _context: HttpContext, services: Services)
     return Response(await services.metrics.render_text(), headers={"content-type": CONTENT_TYPE})
 
 
-async def get_openapi(http: Request, _context: HttpContext, _services: Services) -> Response:
-    return json_response(await asyncio.to_thread(_render_openapi, http.app.state.list_routes))
+async def get_openapi(_http: Request, _context: HttpContext, services: Services) -> Response:
+    is_open = services.stack.config.server.metrics != "closed"
+    return json_response(await asyncio.to_thread(_read_document, has_metrics=is_open))
 
 
 SERVER_ROUTES: Final = (
@@ -59,6 +63,11 @@ PROBE_PATHS: Final = frozenset(route.path for route in (*SERVER_ROUTES, METRICS_
 """Paths that are requested all the time, also while the server has no room for others."""
 
 
-def _render_openapi(list_routes: Callable[[], tuple[tuple[str, Route], ...]]) -> bytes:
-    render: Callable[[tuple[tuple[str, Route], ...]], bytes] = import_from_string("stack.http.openapi:render_document")
-    return render(list_routes())
+def _read_document(*, has_metrics: bool) -> bytes:
+    """Return the description of the API. It is stored, because FastAPI would take two seconds to generate it."""
+    document = _DOCUMENT.read_bytes()
+    if has_metrics:
+        return document
+    fields = orjson.loads(document)
+    del fields["paths"][METRICS_PATH]
+    return orjson.dumps(fields)

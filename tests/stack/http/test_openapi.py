@@ -423,6 +423,12 @@ async def test_the_document_names_every_route_each_operation_by_an_id_of_its_own
         assert jsonschema_rs.meta.is_valid(schema)
 
 
+async def test_the_document_of_a_server_without_metrics_is_the_same_but_for_them() -> None:
+    document, without = await read_document(), await read_document(metrics="closed")
+    assert document["paths"].pop("/metrics")
+    assert without == document
+
+
 async def test_the_document_is_read_by_whom_the_version_is_read() -> None:
     async with serving(server={"api_keys": ["sk-one"]}) as served:
         check_error(await ask(served.url, method="GET", path="/openapi.json", kind=None), 401)

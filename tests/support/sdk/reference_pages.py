@@ -15,6 +15,7 @@ from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES
 from stack.provider_list import provider_lines
 from tests.support.laws.source_trees import ROOT, files_with, nodes, python_files
+from tests.support.sdk.openapi_document import render_document
 
 _COMMAND: Final = "`python -m tests.support.sdk.reference_pages` writes this page."
 _APIS = {"CreateChatCompletion": "chat: ", "ChatStreamOptions": "chat: ", "Message": "chat: ", "TextPart": "chat: "}
@@ -74,6 +75,7 @@ def render_pages() -> dict[str, str]:
         "apis/docs/fields.md": _page("Fields that do not work", _FIELDS, render_field_table()),
         "apis/docs/routes.md": _page("Routes", _ROUTES, _route_table()),
         "providers/docs/fields.md": _page("Fields of the providers", _PROVIDERS, *_provider_sections()),
+        "stack/http/openapi.json": render_document(),
     }
 
 
