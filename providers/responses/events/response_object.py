@@ -174,11 +174,6 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
     return response if error is None else response.model_copy(update={"error": ResponseError.model_construct(**error)})
 
 
-def add_usage(one: Usage, other: Usage) -> Usage:
-    """Return the sum over several turns; each counts its own prompt."""
-    return one.plus(other)
-
-
 def usage_to_wire(usage: Usage) -> ResponseUsage:
     """Return usage in the API's form."""
     return _build_usage(

@@ -23,7 +23,7 @@ from providers.common.chat_tokens import measure_chat
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
 from providers.responses.events.output import ResponseOutput
-from providers.responses.events.response_object import IncompleteReason, add_usage
+from providers.responses.events.response_object import IncompleteReason
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, lost_call_result
 from providers.responses.run.hosted_calls import run_hosted_calls
@@ -148,7 +148,7 @@ class AgentLoop:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             if turn.grammar_calls:
                 await self._place_matched_calls(turn)
-            state.usage = add_usage(state.usage, turn.count_usage(turn.finish))
+            state.usage = state.usage.plus(turn.count_usage(turn.finish))
             if self._record_usage is not None:
                 self._record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
@@ -202,7 +202,7 @@ class AgentLoop:
         """Compact the conversation if its chat is longer than the threshold."""
         await compaction.run(self.chat, ResponseProgress(tool_results=self.state.tool_results), self._sink)
         if compaction.last_usage is not None:
-            self.state.usage = add_usage(self.state.usage, compaction.last_usage)
+            self.state.usage = self.state.usage.plus(compaction.last_usage)
             if self.state.token_budget is not None:  # the client's limit is for the answer, not for the summary
                 self.state.token_budget += compaction.last_usage.output_tokens
             self._emit_checkpoint(self.state.turn)
@@ -215,10 +215,10 @@ class AgentLoop:
         if self._turn is not None:
             events += self._turn.close_open_items()
             if self._turn.finish is None:
-                self.state.usage = add_usage(self.state.usage, Usage(output_tokens=self._turn.take_estimate()))
+                self.state.usage = self.state.usage.plus(Usage(output_tokens=self._turn.take_estimate()))
         if self._compaction is not None:
             events += self._compaction.close_open_items()
-            self.state.usage = add_usage(self.state.usage, self._compaction.take_estimate())
+            self.state.usage = self.state.usage.plus(self._compaction.take_estimate())
         for call in self._server_initiated_calls:
             if self._output.items[call.index] is None:
                 events += call.close("incomplete")
@@ -235,7 +235,7 @@ class AgentLoop:
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
                 count = await self._inference.count_tokens(self.chat)
         count = measure_chat(self.chat) if count is None else count
-        self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
+        self.state.usage = self.state.usage.plus(Usage(input_tokens=count))
 
     async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> None:
         """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the
