@@ -314,7 +314,7 @@ async def test_two_servers_begin_each_time_once(tmp_path: Path) -> None:
 
 
 async def test_an_automation_whose_time_zone_this_machine_does_not_know_can_be_seen_and_mended(served: Served) -> None:
-    clock, automations = Clock(served), served.client.beta.agents.automations
+    clock, automations = await Clock.of(served), served.client.beta.agents.automations
     automation = await automations.create(**HOURLY, target=NEW_SESSION)
     kv = served.stack.kv_store
     [(key, entry)] = await kv.scan("default/automation/")

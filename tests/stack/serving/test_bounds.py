@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -143,7 +143,7 @@ class Silent:
 
 def enter(registry: OpenConnections, address: str, now: float, *, is_silent: bool = True) -> Silent:
     silent = Silent(is_silent=is_silent)
-    silent.peer = registry.open(silent, address, turn_of(address), now)
+    silent.peer = registry.open(cast(HttpServerConnection, silent), address, turn_of(address), now)
     return silent
 
 

@@ -10,7 +10,6 @@ from apis.errors import RateLimited
 from apis.responses import CreateResponse
 from providers.responses.events.response_object import (
     ResponseStatus,
-    add_usage,
     begin_response,
     end_response,
     error_to_failure,
@@ -135,7 +134,7 @@ def test_a_final_response_has_its_reason_and_usage(
 
 
 def test_usage_is_the_sum_of_all_turns() -> None:
-    assert add_usage(Usage(1, 2, 3, 4), Usage(10, 20, 30, 40)) == Usage(11, 22, 33, 44)
+    assert Usage(1, 2, 3, 4).plus(Usage(10, 20, 30, 40)) == Usage(11, 22, 33, 44)
 
 
 def test_a_temporary_failure_says_when_to_try_again() -> None:
