@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from apis.documents.fetcher import Fetcher
 from apis.fair_share import ONE_TENANT, Tenants
@@ -25,6 +25,19 @@ class StoredWebhooks(Webhooks):
         receivers: list[Webhook] = Field(default_factory=list[Webhook])
         endpoints: WebhookEndpointOptions = DEFAULT_OPTIONS
         lease_s: float = Field(default=10, gt=0, le=60)
+
+        @field_validator("receivers")
+        @classmethod
+        def _check_receivers(cls, receivers: list[Webhook]) -> list[Webhook]:
+            """Refuse two receivers with one queue."""
+            queues: set[str] = set()
+            for position, receiver in enumerate(receivers):
+                if receiver.queue_name in queues:
+                    raise ValueError(
+                        f"[{position}] has the tenant and the url of one before it: name all events in one receiver"
+                    )
+                queues.add(receiver.queue_name)
+            return receivers
 
     def __init__(self, config: Config, kv_store: KVStore, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._sign = WorkerSign(kv_store, config.lease_s)

@@ -173,18 +173,26 @@ async def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None
 @pytest.mark.parametrize("secret", ["plain-secret", "whsec_", "whsec_dG9vIHNob3J0", "whsec_!!!!"])
 def test_an_invalid_secret_is_refused_and_not_quoted(secret: str) -> None:
     with pytest.raises(ConfigError, match="24 to 64 random bytes") as caught:
-        wire_providers(configured(secret=secret))
+        wire_providers(configured({"secret": secret}))
     assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
 
 
+def test_two_receivers_of_a_tenant_with_one_url_are_refused_and_the_url_is_not_quoted() -> None:
+    """Their events would wait in one queue, and only the later one would be sent any."""
+    with pytest.raises(ConfigError, match=r"receivers.*\[2\] has the tenant and the url of one before it") as caught:
+        wire_providers(configured({}, {"tenant": "other"}, {"events": ["response.failed"]}))
+    assert "of-the-url" not in str(caught.value)
+
+
 def test_the_lines_printed_of_the_config_hold_no_secret() -> None:
-    printed = "\n".join(wiring_lines(wire_providers(configured())))
+    printed = "\n".join(wiring_lines(wire_providers(configured({}))))
     assert "receivers=hooks.example" in printed
     assert "of-the-url" not in printed
     assert SECRET not in printed
 
 
-def configured(**fields: Any) -> StackConfig:
-    hook = {"url": "https://hooks.example/?token=of-the-url", "secret": SECRET, **fields}
-    sections = {"inference": SCRIPTED, "kv_store": MEMORY}
-    return StackConfig.model_validate({**sections, "webhooks": {"provider": "kv", "receivers": [hook]}})
+def configured(*receivers: dict[str, Any]) -> StackConfig:
+    """A run config with receivers of one URL."""
+    hook = {"url": "https://hooks.example/?token=of-the-url", "secret": SECRET}
+    webhooks = {"provider": "kv", "receivers": [{**hook, **fields} for fields in receivers]}
+    return StackConfig.model_validate({"inference": SCRIPTED, "kv_store": MEMORY, "webhooks": webhooks})
