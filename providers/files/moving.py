@@ -102,8 +102,11 @@ class FileMove:
         except NotFound:
             self._total -= 1  # deleted meanwhile
         except StackError as exc:
-            _log.warning("the file %s is not moved: %s", file_id, exc.message)
-            self._failures.append(f"{file_id}: {exc.message}")
+            if isinstance(exc, StorageCorrupt) and await self._has_left(tenant, file_id):
+                self._total -= 1  # another move has deleted the bytes while they were read
+            else:
+                _log.warning("the file %s is not moved: %s", file_id, exc.message)
+                self._failures.append(f"{file_id}: {exc.message}")
         self._show(self._describe())
 
     async def _move(self, tenant: str, file_id: str) -> int:
@@ -157,6 +160,13 @@ class FileMove:
             if old.object_store == self._source_id and await self._is_elsewhere(tenant, file_id, old.object_store):
                 await self._source.delete_bytes(old.blob_ids, tenant)
                 await self._kv.write([Delete(key)])
+
+    async def _has_left(self, tenant: str, file_id: str) -> bool:
+        """Return true if the file is known not to be in the source any more."""
+        try:
+            return await self._is_elsewhere(tenant, file_id, self._source_id)
+        except StackError:
+            return False
 
     async def _is_elsewhere(self, tenant: str, file_id: str, object_store: str) -> bool:
         """Return true if no file needs the bytes that are in this place. A damaged record may."""

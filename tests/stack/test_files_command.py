@@ -1,7 +1,7 @@
 """`stack files move`: files go to an object store and back, while servers run where that is safe."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,27 @@ async def test_moves_at_the_same_time_lose_no_file(tmp_path: Path) -> None:
             assert await target.read(file.id, tenant="t") == each
     assert len(list((tmp_path / "first-objects").rglob("0*"))) == len(files)
     assert await kv.scan("t/file_piece/") == await kv.scan("~") == []
+
+
+@pytest.mark.parametrize("is_kv", [True, False], ids=["from the store", "from objects"])
+async def test_a_file_that_another_move_takes_while_it_is_read_is_no_failure(tmp_path: Path, is_kv: bool) -> None:
+    kv = Memory(Memory.Config())
+    stored, first, second = providers(kv, tmp_path)
+    source: Any = stored if is_kv else first
+    file = await source.create(CreateFile(purpose="user_data"), pieces(DATA), tenant="t")
+    read_bytes, lines = source.read_bytes, list[str]()
+
+    async def read_late(*place: Any) -> AsyncGenerator[bytes]:
+        source.read_bytes = read_bytes
+        lines.append(await FileMove(source, second, lambda _line: None).run())
+        async for chunk in read_bytes(*place):
+            yield chunk
+
+    source.read_bytes = read_late
+    assert (await FileMove(source, second, lambda _line: None).run()).startswith("moved 0/0 files")
+    assert lines[0].startswith("moved 1/1 files")
+    assert await second.read(file.id, tenant="t") == DATA
+    assert len(list((tmp_path / "second-objects").rglob("0*"))) == 1
 
 
 async def test_a_damaged_record_does_not_stop_a_move(tmp_path: Path) -> None:
