@@ -18,7 +18,7 @@ import orjson
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from apis.deltas import Usage
+from apis.deltas import Usage, estimate_tokens
 from apis.events import LoggedEvent
 from apis.moderation import ModerationScores
 from apis.storage.kv_store import KVStore
@@ -119,10 +119,12 @@ def collect_tool_results(checkpoints: Sequence[Checkpoint]) -> dict[str, ToolRes
 
 
 def usage_from_log(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]) -> Usage:
-    """Return the usage of a response up to its last checkpoint; each delta in the log after that counts as a token."""
+    """Return the usage of a response up to its last checkpoint, and an estimate of the output in the log after that."""
     usage, events = (checkpoints[-1].usage, checkpoints[-1].event_count) if checkpoints else (Usage(), 0)
-    deltas = sum(event.type.endswith(".delta") for event in log[events:])
-    return usage.plus(Usage(output_tokens=deltas))
+    deltas = [event for event in log[events:] if event.type.endswith(".delta")]
+    texts = [orjson.loads(event.data).get("delta") for event in deltas]
+    chars = sum(len(text) for text in texts if isinstance(text, str))
+    return usage.plus(Usage(output_tokens=estimate_tokens(len(deltas), chars)))
 
 
 def find_resume_point(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]) -> ResumePoint | None:

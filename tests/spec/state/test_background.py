@@ -130,6 +130,16 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
         assert bare(await responses(served).retrieve(queued.id)) == bare(response)
 
 
+async def test_the_output_of_a_cancelled_response_is_counted_by_its_text_where_tokens_came_together() -> None:
+    text = "One. " * 80
+    async with serving(scripted([{"text": [text]}, {"wait_s": 30}])) as served:
+        queued = await begin(served)
+        await until_text(served, queued.id, text)
+        response = await responses(served).cancel(queued.id)
+    assert response.status == "cancelled"
+    assert response.usage.output_tokens == 100
+
+
 async def test_what_was_cancelled_can_be_built_on() -> None:
     async with serving(SLOW) as served:
         queued = await begin(served)
