@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from apis.deltas import estimate_tokens
 from tests.support.laws.stream_laws import check_frames
 from tests.support.servers.serving import serving
 from tests.support.servers.worker_processes import Workers, check_log, worker_processes
@@ -86,6 +87,7 @@ async def test_what_was_done_is_kept_and_gone_on_from(shared_store: Json, tmp_pa
     assert "stopped before it was done" in failed["error"]["message"]
     assert outline(failed) == [searched, ("message", "incomplete")]
     deltas = [event for event in check_frames(logs["tell"]) if event["type"] == "response.output_text.delta"]
-    assert failed["usage"]["output_tokens"] == 2 + len(deltas)
+    chars = sum(len(event["delta"]) for event in deltas)
+    assert failed["usage"]["output_tokens"] == 2 + estimate_tokens(len(deltas), chars)
     sequence = [event["sequence_number"] for event in check_frames(logs["search"])]
     assert sequence == [*range(len(sequence))]
