@@ -75,7 +75,7 @@ class StoredAgents(Provider):
         self._is_draining = False
 
     async def load_definitions(self) -> "StoredDefinitions":
-        """Return the agents themselves, whose modules the first call imports, in a thread."""
+        """Return the definitions of the agents. The first call imports their modules, in a thread."""
         if self._definitions is None:
             build: type[StoredDefinitions] = await asyncio.to_thread(
                 import_from_string, "providers.agents.definitions:StoredDefinitions"
@@ -84,8 +84,8 @@ class StoredAgents(Provider):
         return self._definitions
 
     async def load(self) -> "LiveAgents":
-        """Return all that the agents have. The first call imports its modules, in a thread, and begins to drive turns
-        where this process does."""
+        """Return the sessions, automations and environments of the agents. The first call imports their modules, in a
+        thread, and begins to drive turns where this process does."""
         if self._live is None:
             definitions = await self.load_definitions()
             build: type[LiveAgents] = await asyncio.to_thread(import_from_string, "providers.agents.live:LiveAgents")

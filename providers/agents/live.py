@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # which imports this module when it is needed
 
 
 class LiveAgents:
-    """All that StoredAgents is besides the agents themselves: what a process loads that has work for it."""
+    """The sessions, automations and environments of StoredAgents. A process loads them with the first request to them,
+    or when the store has work for them."""
 
     def __init__(
         self,

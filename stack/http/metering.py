@@ -61,13 +61,12 @@ async def grant_request(stack: Stack, caller: Caller, request: RequestT) -> Gran
 
 async def _resolve_agent(agents: "StoredAgents", caller: Caller, request: RequestT) -> RequestT:
     """Return a request whose model is a stored agent with the agent's fields put under its own."""
+    if not isinstance(request, CreateResponse | ChatRequest):
+        return request
+    definitions = await agents.load_definitions()
     if isinstance(request, CreateResponse):
-        definitions = await agents.load_definitions()
         return cast("RequestT", await definitions.resolve_response(request, tenant=caller.tenant))
-    if isinstance(request, ChatRequest):
-        definitions = await agents.load_definitions()
-        return cast("RequestT", await definitions.resolve_chat(request, tenant=caller.tenant))
-    return request
+    return cast("RequestT", await definitions.resolve_chat(request, tenant=caller.tenant))
 
 
 def _find_image_model(stack: Stack, caller: Caller, request: CreateImage) -> ModelNames | None:

@@ -127,8 +127,8 @@ class TurnStream:
         and where events have no readers."""
         self.delta_count += len(batch)
         events: EventList = []
-        most_apart = _BURST_DELTAS if self._output.has_readers else 0
-        for delta in batch if len(batch) <= most_apart else join_deltas(batch):
+        is_joined = len(batch) > _BURST_DELTAS or not self._output.has_readers
+        for delta in join_deltas(batch) if is_joined else batch:
             match delta:
                 case TextDelta(text, logprobs, phase):
                     message = self._open_item

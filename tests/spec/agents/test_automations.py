@@ -36,22 +36,20 @@ HOURLY: Any = {"type": "periodic", "name": "news", "expression": "0 * * * *", "t
 class Clock:
     """The clock by which the automations of servers go."""
 
-    def __init__(self, *served: Served) -> None:
+    def __init__(self) -> None:
         self.now = datetime(2026, 3, 28, 12, 30, tzinfo=BERLIN).timestamp()
         self._automations: list[Any] = []
-        for each in served:
-            agents = each.stack.agents
-            assert agents is not None
-            self._automations.append(agents.live.automations)
-            agents.live.automations.now = lambda: self.now
 
     @classmethod
     async def of(cls, *served: Served) -> "Clock":
         """Return a clock of these servers, whose agents it loads."""
+        clock = cls()
         for each in served:
             assert each.stack.agents is not None
-            await each.stack.agents.load()
-        return cls(*served)
+            automations = (await each.stack.agents.load()).automations
+            automations.now = lambda: clock.now
+            clock._automations.append(automations)
+        return clock
 
     def set(self, *moment: int) -> None:
         """Set the clock to a time in Berlin, and have the servers look at it."""
